@@ -1,0 +1,1 @@
+//! Private Postgres and Redis servers.

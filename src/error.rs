@@ -1,0 +1,94 @@
+//! What can go wrong on the path of a request, as data: a stable code, the stage, the dependency, and what the
+//! sender should do about it. Status codes and wording live in `respond`.
+
+use std::time::Duration;
+
+/// The stage of the path at which a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Before the body: routing, permits.
+    Accept,
+    /// Reading the body.
+    Body,
+    /// Checking the signature.
+    Verify,
+    /// Finding the event's id.
+    Identify,
+    /// The fast tier.
+    Claim,
+    /// The transaction.
+    Record,
+}
+
+/// The store that was at fault, if one was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dependency {
+    /// None: the request itself, or this process.
+    None,
+    /// Redis.
+    Redis,
+    /// Postgres.
+    Postgres,
+    /// The business effect.
+    Effect,
+}
+
+/// What the sender should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// Sending the same again will not help.
+    Reject,
+    /// Send the same again, not before the given time.
+    RetryLater(Duration),
+}
+
+macro_rules! codes {
+    ($($name:ident $text:literal $doc:literal,)*) => {
+        /// Stable codes of everything that can go wrong: the log's `error.code`, the metric's label, and the
+        /// `code` of the answer's problem document where the sender may know it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Code { $(#[doc = $doc] $name,)* }
+        impl Code {
+            /// All codes, for metrics that are registered ahead of time.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+            /// The code as it is written in logs, metrics and answers.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    UnknownSource "unknown_source" "No source of that name.",
+    MethodNotAllowed "method_not_allowed" "The source takes POST.",
+    ExpectationFailed "expectation_failed" "An `Expect` other than `100-continue`.",
+    Overloaded "overloaded" "A limit of this process is reached.",
+    Draining "draining" "The process is about to stop.",
+    BodyTooLarge "body_too_large" "More bytes than the source takes.",
+    BodyTooSlow "body_too_slow" "The body did not arrive in time.",
+    BodyIncomplete "body_incomplete" "The connection ended within the body.",
+    SignatureMissing "signature_missing" "No signature where the scheme has it.",
+    SignatureMalformed "signature_malformed" "No signature that can be decoded.",
+    SignatureMismatch "signature_mismatch" "No signature matches any secret.",
+    HeaderRepeated "header_repeated" "A header that decides about trust stands there twice.",
+    TimestampMissing "timestamp_missing" "No timestamp where the scheme has it.",
+    TimestampMalformed "timestamp_malformed" "A timestamp that cannot be read.",
+    TimestampStale "timestamp_stale" "A timestamp older than the tolerance.",
+    TimestampFuture "timestamp_future" "A timestamp ahead of the clock by more than the tolerance.",
+    SignedPartMissing "signed_part_missing" "Something that the scheme signs is not in the request.",
+    IdMissing "id_missing" "No rule of the source yields an id.",
+    IdAmbiguous "id_ambiguous" "The id stands there more than once.",
+    IdTooLong "id_too_long" "The id is longer than the limit.",
+    IdInvalid "id_invalid" "The id is not text that can be kept: NUL, broken UTF-8, not a string or whole number.",
+    BodyNotJson "body_not_json" "The id is sought in JSON, and the body is none.",
+    InFlight "in_flight" "The same event is being written right now.",
+    EffectFailed "effect_failed" "The business effect raised an error.",
+    FastTierRefused "fast_tier_refused" "The fast tier is away, and the settings say not to go on without it.",
+    PostgresUnavailable "postgres_unavailable" "Postgres cannot be reached, or is not ready.",
+    RecordTimeout "record_timeout" "The transaction did not end in time.",
+    CommitUnknown "commit_unknown" "The connection was lost, and whether the commit happened is not known yet.",
+    Mismatch "mismatch" "The id is known with another body, and the source refuses that.",
+    Internal "internal" "A fault of this program.",
+}

@@ -1,0 +1,12 @@
+//! hapax, a webhook dedupe gateway.
+//!
+//! `accept → read body → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis) → respond`
+
+pub mod body;
+pub mod config;
+pub mod dev;
+pub mod error;
+pub mod identify;
+pub mod provider;
+pub mod settings;
+pub mod verify;

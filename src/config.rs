@@ -47,6 +47,8 @@ pub struct Server {
     pub requests_max: usize,
     /// `head_max = "64KiB"`: request line and headers.
     pub head_max: usize,
+    /// `buffered_max = "256MiB"`: body bytes being read or worked on at once; beyond it, 503.
+    pub buffered_max: usize,
     /// `body_max = "1MiB"`: default for sources whose preset names none.
     pub body_max: usize,
     /// `head_timeout = "10s"`: from the first byte of a head to its last.

@@ -1,7 +1,5 @@
-//! What can go wrong on the path of a request, as data: a stable code, the stage, the dependency, and what the
-//! sender should do about it. Status codes and wording live in `respond`.
-
-use std::time::Duration;
+//! What can go wrong on the path of a request, as data: a stable code, the stage and the dependency. What the
+//! sender is told, status codes and wording live in `respond`.
 
 /// The stage of the path at which a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,6 +18,21 @@ pub enum Stage {
     Record,
 }
 
+impl Stage {
+    /// As it stands in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Body => "body",
+            Self::Verify => "verify",
+            Self::Identify => "identify",
+            Self::Claim => "claim",
+            Self::Record => "record",
+        }
+    }
+}
+
 /// The store that was at fault, if one was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dependency {
@@ -33,13 +46,17 @@ pub enum Dependency {
     Effect,
 }
 
-/// What the sender should do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disposition {
-    /// Sending the same again will not help.
-    Reject,
-    /// Send the same again, not before the given time.
-    RetryLater(Duration),
+impl Dependency {
+    /// As it stands in logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
+            Self::Effect => "effect",
+        }
+    }
 }
 
 macro_rules! codes {

@@ -1,1 +1,106 @@
-fn main() {}
+//! The `hapax` program: its commands, its runtime, its exit codes.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use hapax::commands::{self, Exit};
+use hapax::config::Config;
+use hapax::log::Log;
+use hapax::metrics::Metrics;
+use hapax::serve;
+
+/// A webhook dedupe gateway: every delivery verified, every event committed once.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Args)]
+struct ConfigFile {
+    /// The settings, as TOML.
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Receive webhooks.
+    Serve {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Apply missing migrations first.
+        #[arg(long)]
+        migrate: bool,
+    },
+    /// Check the settings and report every mistake; exit code 64 if there is one.
+    Check {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Also ask Postgres and Redis whether they are as they must be.
+        #[arg(long)]
+        online: bool,
+    },
+    /// Apply missing migrations.
+    Migrate {
+        #[command(flatten)]
+        file: ConfigFile,
+    },
+    /// Private Postgres and Redis, a demo source and the gateway, until Ctrl-C.
+    Dev(commands::dev::Options),
+    /// Sign an event and send it.
+    Send(commands::send::Options),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Serve { file, migrate } => run_serve(&file, migrate),
+        Command::Check { file, online } => commands::check::run(&file.config, online),
+        Command::Migrate { file } => commands::migrate::run(&file.config),
+        Command::Dev(options) => commands::dev::run(&options),
+        Command::Send(options) => commands::send::run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Exit { code, message }) => {
+            commands::complain(&message);
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run_serve(file: &ConfigFile, migrate: bool) -> Result<(), Exit> {
+    let config = commands::load(&file.config)?;
+    let metrics = Arc::new(Metrics::new());
+    let log = Log::start(metrics.log_lines_dropped.clone())?;
+    log.install(&config.log.level);
+    let served = commands::runtime(config.server.threads)?
+        .block_on(serve_until_stopped(&config, migrate, metrics, &log));
+    log.flush(Duration::from_secs(1));
+    served
+}
+
+async fn serve_until_stopped(
+    config: &Config,
+    migrate: bool,
+    metrics: Arc<Metrics>,
+    log: &Log,
+) -> Result<(), Exit> {
+    if migrate {
+        commands::migrate::apply(&config.postgres).await?;
+    }
+    let running = serve::start(config, metrics, log.clone()).await?;
+    let mut stop = commands::Signals::listen()?;
+    tokio::select! {
+        () = stop.next() => {}
+        () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
+    }
+    tokio::select! {
+        () = running.stop(config.server.drain) => Ok(()),
+        () = stop.next() => Err(Exit::software("stopped at once by a second signal")),
+    }
+}

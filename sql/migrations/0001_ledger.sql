@@ -1,0 +1,306 @@
+-- expand: the ledger, the bodies, and the one statement that writes them
+
+create table hapax.installation (
+    singleton boolean primary key default true check (singleton),
+    epoch uuid not null default gen_random_uuid(),
+    created_at timestamptz not null default now()
+);
+comment on table hapax.installation is
+    'One row. The epoch is part of the generation: a new one makes every marker in the fast tier worthless.';
+insert into hapax.installation default values;
+
+create type hapax.status as enum ('open', 'done', 'rejected', 'failed', 'dead', 'unidentified');
+
+-- One row per key. Fixed-width columns come first, so that a row has no padding.
+-- The unique key never contains a time: a time-partitioned unique index silently stops deduping.
+create table hapax.ledger (
+    received_at timestamptz not null,
+    settled_at timestamptz,
+    token bigint not null,
+    status hapax.status not null,
+    attempts integer not null default 1 check (attempts >= 0),
+    replay integer not null default 0 check (replay >= 0),
+    key bytea primary key check (octet_length(key) = 16),
+    digest bytea not null check (octet_length(digest) = 32),
+    source text not null,
+    scope text not null,
+    event_id text not null,
+    event_type text,
+    constraint settled check ((settled_at is null) = (status in ('open', 'failed')))
+);
+comment on column hapax.ledger.key is 'First 16 bytes of SHA-256 over the length-prefixed source, scope and event id.';
+comment on column hapax.ledger.token is 'Random per delivery: tells an attempt of ours whose answer was lost from somebody else''s.';
+create index ledger_received_at on hapax.ledger using brin (received_at) with (autosummarize = on);
+create index ledger_unsettled on hapax.ledger (status, source, received_at) where status <> 'done';
+alter table hapax.ledger set (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_scale_factor = 0.02);
+
+-- Raw bytes as received, by day of the database's clock (UTC). No index on the key: a row is found through the
+-- ledger's received_at, which is written in the same statement and grows with the heap, so a BRIN index finds it.
+create table hapax.body (
+    received_at timestamptz not null,
+    key bytea not null,
+    body bytea not null,
+    headers jsonb not null
+) partition by range (received_at);
+create index body_received_at on hapax.body using brin (received_at) with (pages_per_range = 16, autosummarize = on);
+do $$
+begin
+    alter table hapax.body alter column body set compression lz4;
+exception when feature_not_supported then
+    -- A server that was built without lz4 keeps its default.
+    null;
+end
+$$;
+
+-- Makes the partitions of today and the given number of days ahead; returns how many it made.
+-- CREATE and ATTACH instead of CREATE … PARTITION OF: the latter queues every insert behind an open reader.
+create function hapax.make_body_partitions(days_ahead integer) returns integer
+    language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as
+$$
+declare
+    first_day constant date := (now() at time zone 'UTC')::date;
+    made integer := 0;
+begin
+    perform pg_catalog.set_config('lock_timeout', '100ms', true);
+    for ahead in 0..days_ahead loop
+        declare
+            day constant date := first_day + ahead;
+            name constant text := 'body_' || to_char(day, 'YYYYMMDD');
+        begin
+            if to_regclass(format('hapax.%I', name)) is not null then
+                continue;
+            end if;
+            execute format('create table hapax.%I (like hapax.body including defaults including storage including compression)', name);
+            execute format('alter table hapax.%I add constraint day check (received_at >= %L and received_at < %L)',
+                           name, day::timestamptz, (day + 1)::timestamptz);
+            execute format('alter table hapax.body attach partition hapax.%I for values from (%L) to (%L)',
+                           name, day::timestamptz, (day + 1)::timestamptz);
+            execute format('alter table hapax.%I drop constraint day', name);
+            made := made + 1;
+        exception when duplicate_table then
+            -- Another gateway was first.
+            null;
+        end;
+    end loop;
+    return made;
+end
+$$;
+select hapax.make_body_partitions(7);
+
+create view hapax.events as
+    select source, scope, event_id, event_type, status::text as status, digest, received_at, settled_at, attempts, replay
+    from hapax.ledger;
+comment on view hapax.events is 'The stable read interface.';
+
+-- What an effect is called with.
+create type hapax.event as (
+    source text,
+    scope text,
+    event_id text,
+    event_type text,
+    key bytea,
+    item integer,
+    digest bytea,
+    body bytea,
+    headers jsonb,
+    received_at timestamptz,
+    provider_time timestamptz,
+    attempt integer,
+    replay integer
+);
+
+create function hapax.json(e hapax.event) returns jsonb
+    language sql immutable strict parallel safe as
+$$ select pg_catalog.convert_from((e).body, 'UTF8')::pg_catalog.jsonb $$;
+comment on function hapax.json(hapax.event) is
+    'The body as jsonb. Raises 22021 if it is not UTF-8, 22P02 if it is not JSON, 22P05 if it holds \u0000.';
+
+-- Names one history of this database. Changes with a restart, a promotion, a restored copy, another database, a
+-- rewritten or truncated ledger, and by hand (the epoch). Fails on a standby.
+create function hapax.generation() returns bytea
+    language sql stable as
+$$
+    select pg_catalog.substr(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws('/',
+        i.epoch,
+        (select c.system_identifier from pg_catalog.pg_control_system() c),
+        pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+        extract(epoch from pg_catalog.pg_postmaster_start_time()),
+        (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()),
+        (select r.relfilenode from pg_catalog.pg_class r where r.oid = 'hapax.ledger'::pg_catalog.regclass)
+    ), 'UTF8')), 1, 6)
+    from hapax.installation i
+$$;
+
+-- Records a batch: ledger rows, effects, bodies, in the caller's transaction. Keys are sorted and unique.
+--
+-- outcomes has one letter per event:
+--   a  accepted: new, effect done            d  duplicate: the row was read; digests and statuses are its own
+--   o  ours: an earlier attempt committed    l  locked: somebody else is writing the row right now
+--   r  rejected for good by the effect       f  failed: the effect raised; sqlstates and messages say what
+--                                            n  not tried: the time budget was used up
+-- Of l, f and n nothing stays behind.
+--
+-- one_by_one makes each ledger insert and each effect a subtransaction of its own; without it, any error fails
+-- the whole call. careful does so for the effects of the marked events only.
+create function hapax.record(
+    keys bytea[], tokens bigint[], digests bytea[], sources text[], scopes text[], ids text[], types text[],
+    times timestamptz[], headers text[], bodies bytea[], careful boolean[],
+    effect text, effect_group text, one_by_one boolean,
+    ledger_lock_timeout text, commit_mode text, effect_budget interval,
+    out generation bytea, out outcomes text, out row_digests bytea[], out row_statuses text[],
+    out sqlstates text[], out messages text[]
+) language plpgsql volatile as
+$$
+#variable_conflict use_variable
+declare
+    total constant integer := cardinality(keys);
+    outcome text[] := array_fill(null::text, array[total]);
+    pending integer[];
+    fresh integer[];
+    kept integer[];
+    plain integer[];
+    dropped bytea[];
+    call constant text := format(
+        'select %s(row(u.source, u.scope, u.id, u.type, u.key, null, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event) '
+        'from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) with ordinality '
+        'as u(source, scope, id, type, key, digest, body, headers, time, at) where u.at = any ($10)', effect);
+    called bigint;
+    started timestamptz;
+    spent boolean := false;
+    raised text;
+    message text;
+    i integer;
+    row_at record;
+begin
+    row_digests := array_fill(null::bytea, array[total]);
+    row_statuses := array_fill(null::text, array[total]);
+    sqlstates := row_statuses;
+    messages := row_statuses;
+    perform set_config('lock_timeout', ledger_lock_timeout, true), set_config('synchronous_commit', commit_mode, true);
+
+    -- Insert; what is not inserted is decided from a row that was read in a later statement; a row that is gone
+    -- by then (purged meanwhile) is inserted again.
+    pending := array(select generate_series(1, total));
+    for round in 1..10 loop
+        fresh := '{}';
+        if one_by_one then
+            foreach i in array pending loop
+                begin
+                    insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
+                    values (now(), now(), tokens[i], 'done', keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
+                    on conflict do nothing;
+                    if found then
+                        fresh := fresh || i;
+                    end if;
+                exception when lock_not_available then
+                    outcome[i] := 'l';
+                end;
+            end loop;
+        else
+            with inserted as (
+                insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
+                select now(), now(), u.token, 'done', u.key, u.digest, u.source, u.scope, u.id, u.type
+                from unnest(keys, tokens, digests, sources, scopes, ids, types) with ordinality
+                    as u(key, token, digest, source, scope, id, type, at)
+                where round = 1 or u.at = any (pending)
+                on conflict do nothing
+                returning key
+            )
+            select coalesce(array_agg(u.at order by u.at), '{}') into fresh
+            from inserted join unnest(keys) with ordinality as u(key, at) using (key);
+        end if;
+        foreach i in array fresh loop
+            outcome[i] := 'a';
+        end loop;
+        exit when cardinality(fresh) = cardinality(pending);
+        for row_at in
+            select u.at::integer as i, l.digest, l.status::text as status, l.token
+            from unnest(keys) with ordinality as u(key, at) join hapax.ledger l using (key)
+            where u.at = any (pending) and outcome[u.at::integer] is null
+        loop
+            outcome[row_at.i] := case when row_at.token = tokens[row_at.i] then 'o' else 'd' end;
+            row_digests[row_at.i] := row_at.digest;
+            row_statuses[row_at.i] := row_at.status;
+        end loop;
+        pending := array(select u.i from generate_subscripts(outcome, 1) as u(i) where outcome[u.i] is null);
+        exit when cardinality(pending) = 0;
+    end loop;
+    if array_position(outcome, null) is not null then
+        raise exception 'hapax: ledger rows come and go' using errcode = '40001';
+    end if;
+
+    fresh := array(select u.i from generate_subscripts(outcome, 1) as u(i) where outcome[u.i] = 'a');
+    kept := fresh;
+    if effect is not null and cardinality(fresh) > 0 then
+        -- From here statement_timeout bounds the waits, not the short time-out for ledger rows.
+        perform set_config('lock_timeout', '0', true);
+        if effect_group is not null then
+            perform pg_advisory_xact_lock(hashtextextended('hapax effect group ' || effect_group, 0));
+        end if;
+        plain := case when one_by_one then '{}' else array(select u.i from unnest(fresh) as u(i) where not careful[u.i]) end;
+        if cardinality(plain) > 0 then
+            execute call using sources, scopes, ids, types, keys, digests, bodies, headers, times, plain;
+            get diagnostics called = row_count;
+            if called <> cardinality(plain) then
+                raise exception 'hapax: effect % ran % times for % events', effect, called, cardinality(plain);
+            end if;
+        end if;
+        started := clock_timestamp();
+        foreach i in array fresh loop
+            continue when i = any (plain);
+            if spent or clock_timestamp() - started > effect_budget then
+                outcome[i] := 'n';
+                continue;
+            end if;
+            begin
+                execute call using sources, scopes, ids, types, keys, digests, bodies, headers, times, array[i];
+                get diagnostics called = row_count;
+                if called <> 1 then
+                    raise exception 'hapax: effect % ran % times for one event', effect, called;
+                end if;
+                -- Deferred constraints name their event here. Done inside a subtransaction that is undone, so that
+                -- they are deferred again for the next event.
+                begin
+                    set constraints all immediate;
+                    raise exception using errcode = 'HX999';
+                exception when sqlstate 'HX999' then
+                    null;
+                end;
+            exception
+                when others or query_canceled or assert_failure then
+                    get stacked diagnostics raised = returned_sqlstate, message = message_text;
+                    outcome[i] := case raised when 'HX001' then 'r' else 'f' end;
+                    sqlstates[i] := raised;
+                    messages[i] := message;
+                    -- statement_timeout fires once per statement: nothing bounds what would come after it.
+                    spent := spent or raised = '57014';
+            end;
+        end loop;
+        if 'r' = any (outcome) then
+            update hapax.ledger l set status = 'rejected'
+            where l.key = any (array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] = 'r'));
+        end if;
+        dropped := array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] in ('f', 'n'));
+        if cardinality(dropped) > 0 then
+            delete from hapax.ledger l where l.key = any (dropped);
+            kept := array(select u.i from unnest(fresh) as u(i) where outcome[u.i] in ('a', 'r'));
+        end if;
+    end if;
+
+    if cardinality(kept) > 0 then
+        insert into hapax.body (received_at, key, body, headers)
+        select now(), u.key, u.body, u.headers::jsonb
+        from unnest(keys, bodies, headers) with ordinality as u(key, body, headers, at)
+        where cardinality(kept) = total or u.at = any (kept);
+    elsif current_setting('synchronous_standby_names') <> '' then
+        -- A row can be visible before it is replicated. A commit with a transaction id waits for the standby.
+        perform pg_current_xact_id();
+    end if;
+
+    -- Last words, after everything that an effect may have changed.
+    set constraints all immediate;
+    perform set_config('synchronous_commit', commit_mode, true);
+    outcomes := array_to_string(outcome, '');
+    generation := hapax.generation();
+end
+$$;

@@ -1,0 +1,2 @@
+select generation, outcomes, row_digests, row_statuses, sqlstates, messages
+from hapax.record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17 * interval '1 millisecond')

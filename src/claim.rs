@@ -1,0 +1,232 @@
+//! The fast tier: recognises events that are done, and lets concurrent deliveries wait for each other.
+//!
+//! Invariant: it never refuses an event. Its strongest word is "done in this generation", which is written only
+//! after a commit; anything else (a lease of somebody else, a marker of another history, a value that nobody
+//! understands, no answer) sends the delivery to Postgres. Never here: Postgres, a delete that is not fenced.
+
+mod marker;
+mod redis;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quick_cache::sync::Cache;
+
+use crate::config::{self, FastTierKind};
+use crate::error::Code;
+use crate::generation::{Generation, Heartbeat};
+use crate::identify::{Digest, Event, EventKey};
+use crate::metrics::Metrics;
+use crate::tasks::Tasks;
+pub use marker::ShortDigest;
+
+/// What the fast tier says of an event.
+#[derive(Debug)]
+pub enum Claim {
+    /// Committed in the current generation, with this body digest.
+    Done(ShortDigest),
+    /// Ours to record; others wait until it is settled, released or expired.
+    Held(Lease),
+    /// Nobody's as far as is known; record it.
+    Unclaimed,
+    /// Another delivery of the event is being recorded, or was when its process died.
+    Foreign,
+}
+
+/// A claim that is ours; to be settled or released.
+#[derive(Debug)]
+pub struct Lease {
+    token: String,
+}
+
+/// Which tier caught a duplicate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// This process' memory.
+    Memory,
+    /// Another delivery in this process.
+    Flight,
+    /// Redis.
+    Redis,
+    /// Postgres.
+    Postgres,
+}
+
+impl Tier {
+    /// As it stands in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Flight => "flight",
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Remembered {
+    digest: ShortDigest,
+    generation: Generation,
+    until: Instant,
+}
+
+/// The fast tier of a process: its own memory and, in front of Postgres, Redis.
+pub struct FastTier {
+    memory: Option<Cache<EventKey, Remembered>>,
+    memory_ttl: Duration,
+    redis: Option<Arc<redis::RedisTier>>,
+    refuse_without_redis: bool,
+    heartbeat: Arc<Heartbeat>,
+}
+
+impl std::fmt::Debug for FastTier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FastTier").field("redis", &self.redis.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl FastTier {
+    /// Starts the tier; connects in the background.
+    ///
+    /// # Errors
+    /// What is wrong with the Redis URL.
+    pub fn start(
+        settings: &config::FastTier,
+        heartbeat: Arc<Heartbeat>,
+        metrics: &Arc<Metrics>,
+        tasks: &Tasks,
+    ) -> anyhow::Result<Self> {
+        let (redis, refuse_without_redis) = match &settings.kind {
+            FastTierKind::Redis(redis) => {
+                let refuse = redis.on_failure == config::OnTierFailure::Refuse;
+                (Some(redis::RedisTier::start(redis, settings.ttl, Arc::clone(metrics), tasks)?), refuse)
+            }
+            FastTierKind::Memory | FastTierKind::Off => (None, false),
+        };
+        let remembers = !matches!(settings.kind, FastTierKind::Off);
+        let memory_ttl = if redis.is_some() { settings.memory_ttl } else { settings.ttl };
+        let memory = remembers.then(|| Cache::new(settings.memory_events));
+        Ok(Self { memory, memory_ttl, redis, refuse_without_redis, heartbeat })
+    }
+
+    /// Whether this process remembers the event as done; the digest is that of the committed body.
+    #[must_use]
+    pub fn recall(&self, key: &EventKey, now: Instant) -> Option<ShortDigest> {
+        let remembered = self.memory.as_ref()?.get(key)?;
+        let counts = now < remembered.until && self.heartbeat.current(now) == Some(remembered.generation);
+        counts.then_some(remembered.digest)
+    }
+
+    /// Claims the event; while somebody else holds it, waits for at most `wait`.
+    ///
+    /// Dropping the future may leave a lease behind, which makes others wait until it expires.
+    ///
+    /// # Errors
+    /// `FastTierRefused` if the tier is away and the settings say not to go on without it.
+    pub async fn claim(&self, key: &EventKey, wait: Duration) -> Result<Claim, Code> {
+        let Some(redis) = &self.redis else { return Ok(Claim::Unclaimed) };
+        let give_up = Instant::now() + wait;
+        let token = redis::random_token();
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let claim = match redis.claim(key, &token).await {
+                Some(found) => self.judge(found, &token),
+                None if self.refuse_without_redis => return Err(Code::FastTierRefused),
+                None => Claim::Unclaimed,
+            };
+            let now = Instant::now();
+            if !matches!(claim, Claim::Foreign) || now >= give_up {
+                return Ok(claim);
+            }
+            tokio::time::sleep(pause.min(give_up - now)).await;
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    fn judge(&self, found: redis::Found, token: &str) -> Claim {
+        match found {
+            redis::Found::Set => Claim::Held(Lease { token: token.to_owned() }),
+            redis::Found::Value(value) => match marker::read(&value) {
+                // A reply that was lost and asked for again by the client library.
+                marker::Marker::Lease(owner) if owner == token => {
+                    Claim::Held(Lease { token: token.to_owned() })
+                }
+                marker::Marker::Lease(_) => Claim::Foreign,
+                marker::Marker::Done { generation, digest } => {
+                    let current = self.heartbeat.current(Instant::now());
+                    if current.is_some_and(|current| current.text() == generation) {
+                        Claim::Done(digest)
+                    } else {
+                        Claim::Unclaimed
+                    }
+                }
+                marker::Marker::Unknown => Claim::Unclaimed,
+            },
+            redis::Found::WrongType => Claim::Unclaimed,
+        }
+    }
+
+    /// Notes that the event is committed. The answer does not wait for it, and nothing depends on it: what is lost
+    /// costs the next delivery a question to Postgres.
+    ///
+    /// The marker replaces whatever stands there. That is safe, since it states a fact: a lease that it replaces
+    /// belongs to a delivery that will find the row in Postgres, and a marker of a later generation that it might
+    /// replace costs one question more.
+    pub fn settle(&self, event: &Event, digest: Digest, generation: Generation) {
+        let digest = ShortDigest::of(digest);
+        self.remember(event.key, digest, generation);
+        if let Some(redis) = &self.redis {
+            redis.settle(&event.key, marker::done(generation, digest));
+        }
+    }
+
+    /// Keeps what Redis knows for the next delivery to this process.
+    pub fn remember(&self, key: EventKey, digest: ShortDigest, generation: Generation) {
+        if let Some(memory) = &self.memory {
+            let until = Instant::now() + self.memory_ttl;
+            memory.insert(key, Remembered { digest, generation, until });
+        }
+    }
+
+    /// Gives a claim back, so that the next delivery need not wait; at most one command's time-out long.
+    pub async fn release(&self, key: &EventKey, lease: Lease) {
+        if let Some(redis) = &self.redis {
+            redis.release(key, &lease.token).await;
+        }
+    }
+
+    /// The generation whose markers count now.
+    #[must_use]
+    pub fn generation(&self) -> Option<Generation> {
+        self.heartbeat.current(Instant::now())
+    }
+}
+
+/// Connects once and tries what the tier needs; says what was found.
+///
+/// # Errors
+/// Why the tier cannot be used.
+pub async fn check(settings: &config::FastTier) -> Result<String, String> {
+    match &settings.kind {
+        FastTierKind::Redis(redis) => redis::check(redis).await,
+        FastTierKind::Memory => Ok("not used (fast_tier.kind = \"memory\")".to_owned()),
+        FastTierKind::Off => Ok("not used (fast_tier.kind = \"off\")".to_owned()),
+    }
+}
+
+/// What stands in Redis for a key, and for how many milliseconds; none without Redis or without a value. Connects
+/// anew: for tools, not for the path.
+///
+/// # Errors
+/// Why Redis cannot be asked.
+pub async fn read_marker(
+    settings: &config::FastTier,
+    key: &EventKey,
+) -> Result<Option<(String, i64)>, String> {
+    match &settings.kind {
+        FastTierKind::Redis(redis) => redis::read(redis, key).await,
+        FastTierKind::Memory | FastTierKind::Off => Ok(None),
+    }
+}

@@ -1,0 +1,378 @@
+//! Redis: one multiplexed connection that all deliveries share, a breaker that takes it out of the path when it
+//! fails, and a task that brings it back.
+//!
+//! Nothing on the path of a request connects, retries or waits for longer than one command's time-out.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use deadpool_redis::{Connection, Manager, Pool, Runtime};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::marker;
+use crate::config;
+use crate::identify::EventKey;
+use crate::metrics::{Metrics, RedisTrouble};
+use crate::tasks::Tasks;
+
+/// Markers in one write.
+const SETTLE_BATCH: usize = 256;
+/// Markers that may wait to be written; beyond it they are left out, which costs a question to Postgres each.
+const SETTLE_QUEUE: usize = 65_536;
+/// For connecting and for the probe.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pauses between attempts to bring Redis back.
+const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(5);
+
+/// The answer to a claim.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Nothing stood there; our lease does now.
+    Set,
+    /// This stood there and still does.
+    Value(Vec<u8>),
+    /// A key of another Redis type stands there.
+    WrongType,
+}
+
+/// What the server can do, found out when connecting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Abilities {
+    /// `SET … NX GET` (Redis 7).
+    nx_get: bool,
+    /// `EVAL`.
+    scripts: bool,
+}
+
+impl Abilities {
+    /// What the server cannot do and what that costs; empty if nothing is missing.
+    fn lacks(self) -> &'static str {
+        match (self.nx_get, self.scripts) {
+            (true, true) => "",
+            (false, true) => "; it refuses SET with NX and GET (older than 7.0): two commands for each claim",
+            (true, false) => "; it refuses EVAL: a failed claim is not released but runs out after the lease",
+            (false, false) => {
+                "; it refuses SET with NX and GET, and EVAL: two commands for each claim, none is released"
+            }
+        }
+    }
+}
+
+/// A connection that is in use. The pooled object is kept, since giving it back would close nothing.
+struct Live {
+    pooled: Connection,
+    abilities: Abilities,
+}
+
+pub(super) struct RedisTier {
+    pool: Pool,
+    prefix: String,
+    lease_ms: u64,
+    ttl_ms: u64,
+    timeout: Duration,
+    breaker_failures: u32,
+    live: Mutex<Option<Live>>,
+    failures: AtomicU32,
+    broken: Notify,
+    markers: mpsc::Sender<(String, String)>,
+    release: redis::Script,
+    metrics: Arc<Metrics>,
+}
+
+pub(super) fn random_token() -> String {
+    URL_SAFE_NO_PAD.encode(rand::random::<[u8; 12]>())
+}
+
+impl RedisTier {
+    pub(super) fn start(
+        settings: &config::Redis,
+        ttl: Duration,
+        metrics: Arc<Metrics>,
+        tasks: &Tasks,
+    ) -> anyhow::Result<Arc<Self>> {
+        let pool = pool(settings)?;
+        let (markers, waiting) = mpsc::channel(SETTLE_QUEUE);
+        let tier = Arc::new(Self {
+            pool,
+            prefix: settings.prefix.clone(),
+            lease_ms: millis(settings.lease),
+            ttl_ms: millis(ttl),
+            timeout: settings.timeout,
+            breaker_failures: settings.breaker_failures,
+            live: Mutex::new(None),
+            failures: AtomicU32::new(0),
+            broken: Notify::new(),
+            markers,
+            release: redis::Script::new(include_str!("release.lua")),
+            metrics,
+        });
+        tasks.spawn_loop("redis connection", Arc::clone(&tier).keep_connected());
+        tasks.spawn_loop("redis markers", Arc::clone(&tier).write_markers(waiting));
+        Ok(tier)
+    }
+
+    fn key(&self, key: &EventKey) -> String {
+        redis_key(&self.prefix, key)
+    }
+
+    fn live(&self) -> Option<(MultiplexedConnection, Abilities)> {
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.as_ref().map(|live| (live.pooled.as_ref().clone(), live.abilities))
+    }
+
+    /// One command, `SET key lease NX GET PX`. `None`: Redis is away.
+    pub(super) async fn claim(&self, key: &EventKey, token: &str) -> Option<Found> {
+        let (mut connection, abilities) = self.live()?;
+        let (key, lease) = (self.key(key), marker::lease(token));
+        let asked = timeout(self.timeout, async {
+            if abilities.nx_get {
+                let mut command = redis::cmd("SET");
+                command.arg(&key).arg(&lease).arg("NX").arg("GET").arg("PX").arg(self.lease_ms);
+                command.query_async::<Value>(&mut connection).await.map(|old| (Value::Nil, old))
+            } else {
+                let mut pair = redis::pipe();
+                pair.cmd("SET").arg(&key).arg(&lease).arg("NX").arg("PX").arg(self.lease_ms);
+                pair.cmd("GET").arg(&key);
+                pair.query_async::<(Value, Value)>(&mut connection).await
+            }
+        });
+        match asked.await {
+            Ok(Ok((Value::Okay, _))) if !abilities.nx_get => self.worked(Found::Set),
+            Ok(Ok((_, Value::BulkString(value)))) => self.worked(Found::Value(value)),
+            // Without NX GET, nothing found means that the other's lease ran out in between: nobody holds it.
+            Ok(Ok((_, Value::Nil))) if !abilities.nx_get => self.worked(Found::WrongType),
+            Ok(Ok((_, Value::Nil))) => self.worked(Found::Set),
+            Ok(Ok(_)) => self.failed(RedisTrouble::Nonsense, "an answer of an unexpected type"),
+            Ok(Err(error)) if error.code() == Some("WRONGTYPE") => self.worked(Found::WrongType),
+            Ok(Err(error)) => self.failed(classify(&error), error.category()),
+            Err(_elapsed) => self.failed(RedisTrouble::Timeout, "no answer within fast_tier.timeout"),
+        }
+    }
+
+    /// Queues a done marker.
+    pub(super) fn settle(&self, key: &EventKey, marker: String) {
+        if self.markers.try_send((self.key(key), marker)).is_err() {
+            self.metrics.marker_dropped(1);
+        }
+    }
+
+    /// Deletes our own lease and nobody else's.
+    pub(super) async fn release(&self, key: &EventKey, token: &str) {
+        let Some((mut connection, abilities)) = self.live() else { return };
+        if !abilities.scripts {
+            return;
+        }
+        let mut call = self.release.prepare_invoke();
+        call.key(self.key(key)).arg(marker::lease(token));
+        match timeout(self.timeout, call.invoke_async::<i64>(&mut connection)).await {
+            Ok(Ok(_deleted)) => {}
+            Ok(Err(error)) => {
+                self.failed::<()>(classify(&error), error.category());
+            }
+            Err(_elapsed) => {
+                self.failed::<()>(RedisTrouble::Timeout, "no answer within fast_tier.timeout");
+            }
+        }
+    }
+
+    fn worked<T>(&self, found: T) -> Option<T> {
+        self.failures.store(0, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// Counts a failure; enough in a row, or one that this connection cannot recover from, open the breaker.
+    fn failed<T>(&self, trouble: RedisTrouble, cause: &str) -> Option<T> {
+        self.metrics.redis_failed(trouble);
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let hopeless = matches!(trouble, RedisTrouble::Connection | RedisTrouble::ReadOnly);
+        if hopeless || failures >= self.breaker_failures {
+            let taken = self.live.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(live) = taken {
+                // The connection may be sound and the server not, or the other way round; a new one tells.
+                drop(Connection::take(live.pooled));
+                warn!(
+                    trouble = trouble.as_str(),
+                    cause, failures, "redis is taken out: Postgres decides alone"
+                );
+                self.metrics.breaker_opened();
+                self.broken.notify_one();
+            }
+        }
+        None
+    }
+
+    /// Connects, and connects anew whenever the breaker has opened.
+    async fn keep_connected(self: Arc<Self>) {
+        loop {
+            self.reconnect().await;
+            self.broken.notified().await;
+        }
+    }
+
+    async fn reconnect(&self) {
+        let mut pause = *PAUSE.start();
+        let mut attempts: u32 = 0;
+        loop {
+            match connect(&self.pool, &self.prefix).await {
+                Ok(live) => {
+                    info!(attempts, "redis is in use{}", live.abilities.lacks());
+                    self.failures.store(0, Ordering::Relaxed);
+                    *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live);
+                    self.metrics.breaker_closed();
+                    return;
+                }
+                Err(cause) => {
+                    attempts += 1;
+                    if attempts.is_power_of_two() {
+                        warn!(cause, attempts, "redis cannot be used yet");
+                    }
+                }
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            pause = (pause * 2).min(*PAUSE.end());
+        }
+    }
+
+    /// Writes done markers, as many together as are waiting.
+    async fn write_markers(self: Arc<Self>, mut waiting: mpsc::Receiver<(String, String)>) {
+        let mut batch = Vec::with_capacity(SETTLE_BATCH);
+        while waiting.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
+            let Some((mut connection, _)) = self.live() else {
+                self.metrics.marker_dropped(batch.len());
+                batch.clear();
+                continue;
+            };
+            let mut pipe = redis::pipe();
+            for (key, marker) in &batch {
+                pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(self.ttl_ms).ignore();
+            }
+            match timeout(self.timeout, pipe.query_async::<()>(&mut connection)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    self.metrics.marker_dropped(batch.len());
+                    self.failed::<()>(classify(&error), error.category());
+                }
+                Err(_elapsed) => {
+                    self.metrics.marker_dropped(batch.len());
+                    self.failed::<()>(RedisTrouble::Timeout, "no answer within fast_tier.timeout");
+                }
+            }
+            batch.clear();
+        }
+    }
+}
+
+fn redis_key(prefix: &str, key: &EventKey) -> String {
+    let mut text = String::with_capacity(prefix.len() + 22);
+    text.push_str(prefix);
+    URL_SAFE_NO_PAD.encode_string(key.0, &mut text);
+    text
+}
+
+/// What stands there, and for how many milliseconds.
+pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Option<(String, i64)>, String> {
+    let pool = pool(settings).map_err(|error| error.to_string())?;
+    let mut live = connect(&pool, &settings.prefix).await?;
+    let key = redis_key(&settings.prefix, key);
+    let mut both = redis::pipe();
+    both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
+    let read = both.query_async::<(Option<String>, i64)>(&mut live.pooled).await;
+    let (value, ttl_ms) = read.map_err(|error| error.category().to_owned())?;
+    Ok(value.map(|value| (value, ttl_ms)))
+}
+
+fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
+    let connecting = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(settings.timeout.max(Duration::from_millis(500))));
+    let manager = Manager::new_with_config(settings.url.0.as_str(), connecting)
+        .map_err(|error| anyhow::anyhow!("fast_tier.url: {}", error.category()))?;
+    let pool = Pool::builder(manager)
+        .max_size(2)
+        .runtime(Runtime::Tokio1)
+        .create_timeout(Some(CONNECT_TIMEOUT))
+        .recycle_timeout(Some(CONNECT_TIMEOUT));
+    Ok(pool.build()?)
+}
+
+/// Connects and tries every command that is needed, writes included: a full Redis answers PING.
+async fn connect(pool: &Pool, prefix: &str) -> Result<Live, String> {
+    let mut pooled = pool.get().await.map_err(|error| match error {
+        deadpool_redis::PoolError::Backend(error) => error.category().to_owned(),
+        other => other.to_string(),
+    })?;
+    let probed = timeout(CONNECT_TIMEOUT, probe(&mut pooled, prefix)).await;
+    let cause = match probed {
+        Ok(Ok(abilities)) => return Ok(Live { pooled, abilities }),
+        Ok(Err(error)) => format!("{}: {}", classify(&error).as_str(), error.category()),
+        Err(_elapsed) => "no answer to the probe".to_owned(),
+    };
+    drop(Connection::take(pooled));
+    Err(cause)
+}
+
+async fn probe(connection: &mut Connection, prefix: &str) -> Result<Abilities, RedisError> {
+    let key = format!("{prefix}probe");
+    let mut set = redis::cmd("SET");
+    set.arg(&key).arg("1").arg("PX").arg(1000);
+    set.query_async::<()>(connection).await?;
+    // A server that is older refuses the combination as a syntax error.
+    let nx_get = set.arg("NX").arg("GET").query_async::<Value>(connection).await.is_ok();
+    let mut eval = redis::cmd("EVAL");
+    let scripts = eval.arg("return 1").arg(0).query_async::<i64>(connection).await.is_ok();
+    Ok(Abilities { nx_get, scripts })
+}
+
+/// Connects once; says what the server can do.
+pub(super) async fn check(settings: &config::Redis) -> Result<String, String> {
+    let pool = pool(settings).map_err(|error| error.to_string())?;
+    let mut live = connect(&pool, &settings.prefix).await?;
+    let mut found = format!("ok{}", live.abilities.lacks());
+    let mut asked = redis::cmd("CONFIG");
+    asked.arg("GET").arg("maxmemory-policy");
+    let policy = asked
+        .query_async::<Vec<String>>(&mut live.pooled)
+        .await
+        .ok()
+        .and_then(|pair| pair.into_iter().nth(1));
+    match policy.as_deref() {
+        Some("noeviction" | "volatile-ttl") => {}
+        Some(policy) => {
+            found.push_str("; maxmemory-policy is ");
+            found.push_str(policy);
+            found.push_str(", which may evict markers early and costs a question to Postgres each: use volatile-ttl or noeviction");
+        }
+        None => found.push_str("; its maxmemory-policy may not be read"),
+    }
+    Ok(found)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// By kind and code, never by the text of a message. A script wraps the server's error in its own.
+fn classify(error: &RedisError) -> RedisTrouble {
+    match error.kind() {
+        ErrorKind::Io if error.is_timeout() => RedisTrouble::Timeout,
+        ErrorKind::Io => RedisTrouble::Connection,
+        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::Moved) => RedisTrouble::ReadOnly,
+        ErrorKind::Server(
+            ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::ClusterDown,
+        ) => RedisTrouble::NotReady,
+        ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed => RedisTrouble::Denied,
+        _ => match error.code() {
+            Some("OOM") => RedisTrouble::Full,
+            Some("NOAUTH" | "WRONGPASS") => RedisTrouble::Denied,
+            _ if error.detail().is_some_and(|detail| detail.contains("READONLY")) => RedisTrouble::ReadOnly,
+            _ => RedisTrouble::Nonsense,
+        },
+    }
+}

@@ -1,0 +1,130 @@
+//! The commands that are more than a call, one file each, and what they share.
+
+pub mod check;
+pub mod client;
+pub mod dev;
+pub mod migrate;
+pub mod send;
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::path::Path;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::{self, Config};
+
+/// Why a command ends without success, and the exit code that says so.
+#[derive(Debug)]
+pub struct Exit {
+    /// 64 settings, 69 a store is away or wrong, 70 a fault of the program or the machine, 1 what was asked for
+    /// does not hold.
+    pub code: u8,
+    /// What to tell the operator.
+    pub message: String,
+}
+
+impl Exit {
+    /// The settings cannot be used.
+    pub fn settings(message: impl Into<String>) -> Self {
+        Self { code: 64, message: message.into() }
+    }
+
+    /// A store cannot be reached, or is not as it must be.
+    pub fn unavailable(message: impl Display) -> Self {
+        Self { code: 69, message: message.to_string() }
+    }
+
+    /// This program or the machine failed.
+    pub fn software(message: impl Display) -> Self {
+        Self { code: 70, message: message.to_string() }
+    }
+
+    /// What was asked for does not hold.
+    pub fn failed(message: impl Display) -> Self {
+        Self { code: 1, message: message.to_string() }
+    }
+}
+
+impl From<anyhow::Error> for Exit {
+    fn from(error: anyhow::Error) -> Self {
+        Self::unavailable(format!("{error:#}"))
+    }
+}
+
+impl From<std::io::Error> for Exit {
+    fn from(error: std::io::Error) -> Self {
+        Self::software(error)
+    }
+}
+
+/// Writes to standard error.
+pub fn complain(message: &str) {
+    // Nobody reads: there is nobody to tell.
+    drop(writeln!(std::io::stderr(), "{}", message.trim_end()));
+}
+
+/// Writes a line to standard output.
+///
+/// # Errors
+/// Those of writing; a reader that is gone ends the command.
+pub fn say(line: impl Display) -> Result<(), Exit> {
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(Exit::software)
+}
+
+/// Reads the settings; warnings go to standard error.
+///
+/// # Errors
+/// Every mistake in them, exit code 64.
+pub fn load(path: &Path) -> Result<Config, Exit> {
+    match Config::load(path) {
+        Ok(loaded) => {
+            if !loaded.warnings.is_empty() {
+                complain(&config::report(&loaded.warnings));
+            }
+            Ok(loaded.config)
+        }
+        Err(problems) => Err(Exit::settings(config::report(&problems))),
+    }
+}
+
+/// One thread costs least per request; more only if asked for.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn runtime(threads: usize) -> Result<Runtime, Exit> {
+    let mut builder = if threads == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
+    if threads > 1 {
+        builder.worker_threads(threads);
+    }
+    builder.enable_all().build().map_err(Exit::software)
+}
+
+/// SIGTERM and SIGINT.
+#[derive(Debug)]
+pub struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on these signals do not end the process by themselves.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn listen() -> Result<Self, Exit> {
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok(Self { terminate, interrupt })
+    }
+
+    /// Completes with the next of them.
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

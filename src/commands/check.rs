@@ -1,0 +1,29 @@
+//! `hapax check`: every mistake in the settings at once, and with `--online` whether the stores are as they must be.
+
+use std::path::Path;
+
+use super::{Exit, load, runtime, say};
+use crate::config::Config;
+use crate::{claim, serve};
+
+/// Checks the settings; with `online` also the stores.
+///
+/// # Errors
+/// Exit code 64 for mistakes in the settings, 69 for a store that is away or wrong.
+pub fn run(path: &Path, online: bool) -> Result<(), Exit> {
+    let config = load(path)?;
+    if online {
+        runtime(1)?.block_on(check_stores(&config))?;
+    }
+    say(format!("{}: ok, {} sources", path.display(), config.sources.len()))
+}
+
+async fn check_stores(config: &Config) -> Result<(), Exit> {
+    let effects = serve::effects(config);
+    serve::look_at_schema(&config.postgres, &effects).await.map_err(Exit::unavailable)?;
+    say("postgres: ok, schema and effects are as this version needs them")?;
+    match claim::check(&config.fast_tier).await {
+        Ok(found) => say(format!("redis: {found}")),
+        Err(cause) => Err(Exit::unavailable(format!("redis: {cause}"))),
+    }
+}

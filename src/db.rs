@@ -1,0 +1,308 @@
+//! Connections to Postgres, migrations, the generation heartbeat, and what an error means.
+//!
+//! No query here knows an event.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use tokio_postgres::config::TargetSessionAttrs;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
+use tracing::{info, warn};
+
+use crate::config;
+use crate::generation::{Generation, Heartbeat};
+
+/// Numbered, forward only: name and text. The first line of each says `-- expand` or `-- contract`.
+pub const MIGRATIONS: &[(i32, &str, &str)] =
+    &[(1, "ledger", include_str!("../sql/migrations/0001_ledger.sql"))];
+
+/// What an error from Postgres means for the work that met it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// The connection is gone or useless. Whether a commit that was on its way happened is unknown.
+    Lost,
+    /// Nothing was committed; the same again may succeed (serialization failure, deadlock).
+    Retry,
+    /// A row was locked for longer than `lock_timeout`.
+    Locked,
+    /// `statement_timeout`, or somebody cancelled.
+    Cancelled,
+    /// The server lacks something: connections, disk, memory.
+    Resources,
+    /// The statement itself failed: an effect, a constraint, a missing table.
+    Statement,
+}
+
+impl Trouble {
+    /// Decides by SQLSTATE, never by the text of a message.
+    #[must_use]
+    pub fn of(error: &tokio_postgres::Error) -> Self {
+        match error.code() {
+            Some(code) => Self::of_code(code),
+            // No SQLSTATE: the error was made on this side. A request that could not be encoded never left.
+            None if error.is_closed() || !is_local(error) => Self::Lost,
+            None => Self::Statement,
+        }
+    }
+
+    fn of_code(code: &SqlState) -> Self {
+        match code.code() {
+            "40001" | "40P01" => Self::Retry,
+            // Completion unknown, a read-only server, a server that goes away.
+            "40003" | "25006" | "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Self::Lost,
+            "55P03" => Self::Locked,
+            "57014" => Self::Cancelled,
+            // 55000 is what a standby says to functions that need a primary.
+            "55000" => Self::Lost,
+            other if other.starts_with("08") => Self::Lost,
+            other if other.starts_with("53") || other.starts_with("58") => Self::Resources,
+            _ => Self::Statement,
+        }
+    }
+}
+
+/// Errors of this side that say nothing about the connection: a parameter or a column that does not fit.
+fn is_local(error: &tokio_postgres::Error) -> bool {
+    use std::error::Error as _;
+    let source = error.source();
+    source.is_some_and(|source| !source.is::<std::io::Error>())
+}
+
+/// What an error says, for logs: the server's message, or the driver's with its cause.
+#[must_use]
+pub fn describe(error: &tokio_postgres::Error) -> String {
+    use std::error::Error as _;
+    match (error.as_db_error(), error.source()) {
+        (Some(db), _) => format!("{} (SQLSTATE {})", db.message(), db.code().code()),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+/// Reads the DSN; read-write servers only, and a dead peer is noticed.
+///
+/// # Errors
+/// What is wrong with the DSN, without its password.
+pub fn parse_url(settings: &config::Postgres) -> Result<tokio_postgres::Config, tokio_postgres::Error> {
+    let mut parsed = tokio_postgres::Config::from_str(&settings.url.0)?;
+    if parsed.get_application_name().is_none() {
+        parsed.application_name("hapax");
+    }
+    parsed.connect_timeout(settings.connect_timeout);
+    parsed.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    parsed.keepalives_idle(Duration::from_secs(30));
+    Ok(parsed)
+}
+
+/// The pool that recording uses. Making it connects to nothing.
+///
+/// # Errors
+/// What is wrong with the DSN.
+pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
+    let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(parse_url(settings)?, NoTls, manager_config);
+    let timeouts = Timeouts {
+        wait: Some(settings.record_timeout),
+        create: Some(settings.connect_timeout),
+        recycle: Some(settings.connect_timeout),
+    };
+    let builder = Pool::builder(manager).max_size(settings.connections).runtime(Runtime::Tokio1);
+    Ok(builder.timeouts(timeouts).build()?)
+}
+
+/// A connection of its own, outside the pool: heartbeat, migrations, readiness.
+///
+/// # Errors
+/// Those of connecting, and the time-out.
+pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Client> {
+    let connecting = parse_url(settings)?;
+    let (client, connection) =
+        tokio::time::timeout(settings.connect_timeout, connecting.connect(NoTls)).await??;
+    drop(tokio::spawn(async move {
+        // The client's own calls report what is wrong.
+        drop(connection.await);
+    }));
+    Ok(client)
+}
+
+/// Applies what is missing, each migration in a transaction of its own, one gateway at a time. Returns the names
+/// of those applied.
+///
+/// # Errors
+/// The migration that failed; those before it stay applied.
+pub async fn migrate(client: &mut Client) -> anyhow::Result<Vec<String>> {
+    client
+        .batch_execute(
+            "create schema if not exists hapax;
+             create table if not exists hapax.migration (
+                 number integer primary key, name text not null, applied_at timestamptz not null default now())",
+        )
+        .await?;
+    let mut applied = Vec::new();
+    for (number, name, text) in MIGRATIONS {
+        let transaction = client.transaction().await?;
+        // Serialises migrators; released with the transaction.
+        transaction.batch_execute("lock table hapax.migration in exclusive mode").await?;
+        let known =
+            transaction.query_opt("select name from hapax.migration where number = $1", &[number]).await?;
+        if known.is_some() {
+            continue;
+        }
+        transaction.batch_execute(text).await?;
+        transaction
+            .execute("insert into hapax.migration (number, name) values ($1, $2)", &[number, name])
+            .await?;
+        transaction.commit().await?;
+        applied.push(format!("{number:04}_{name}"));
+    }
+    Ok(applied)
+}
+
+/// Whether the schema is the one that this program was built for, and the effects can be called.
+#[derive(Debug, thiserror::Error)]
+pub enum Unready {
+    /// Postgres cannot be asked.
+    #[error("Postgres cannot be reached: {0}")]
+    Unreachable(String),
+    /// Migrations are missing.
+    #[error("the database lacks migration {0}: run `hapax migrate`")]
+    NotMigrated(String),
+    /// A newer program was here.
+    #[error("the database has migration {0}, which this version of hapax does not know: use a newer one")]
+    TooNew(i32),
+    /// An effect cannot be called.
+    #[error("source effect {name}: {problem}")]
+    Effect {
+        /// `schema.function`
+        name: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+}
+
+impl Unready {
+    fn unreachable(error: &tokio_postgres::Error) -> Self {
+        Self::Unreachable(describe(error))
+    }
+}
+
+/// Checks the schema's version and every effect function.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unready> {
+    check_migrations(client).await?;
+    for name in effects {
+        check_effect(client, name).await?;
+    }
+    Ok(())
+}
+
+async fn check_migrations(client: &Client) -> Result<(), Unready> {
+    let exists = "select to_regclass('hapax.migration') is not null";
+    let exists: bool = client.query_one(exists, &[]).await.map_err(|e| Unready::unreachable(&e))?.get(0);
+    let highest: i32 = if exists {
+        let highest = "select coalesce(max(number), 0) from hapax.migration";
+        client.query_one(highest, &[]).await.map_err(|e| Unready::unreachable(&e))?.get(0)
+    } else {
+        0
+    };
+    if let Some((number, name, _)) = MIGRATIONS.iter().find(|(number, ..)| *number > highest) {
+        return Err(Unready::NotMigrated(format!("{number:04}_{name}")));
+    }
+    match MIGRATIONS.last() {
+        Some((newest, ..)) if highest > *newest => Err(Unready::TooNew(highest)),
+        _ => Ok(()),
+    }
+}
+
+async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
+    let refuse = |problem: &str| Err(Unready::Effect { name: name.to_owned(), problem: problem.to_owned() });
+    let found = client
+        .query_opt(include_str!("../sql/queries/effect_function.sql"), &[&format!("{name}(hapax.event)")])
+        .await;
+    let row = match found {
+        Ok(Some(row)) => row,
+        Ok(None) => {
+            return refuse(
+                "no such function: create function it(e hapax.event) returns void, or fix its name",
+            );
+        }
+        Err(error) if error.as_db_error().is_some() => return refuse(&describe(&error)),
+        Err(error) => return Err(Unready::unreachable(&error)),
+    };
+    if row.get::<_, bool>("returns_set") {
+        return refuse("it returns a set; an effect returns void");
+    }
+    if !row.get::<_, bool>("is_function") {
+        return refuse("it is not a plain function (an aggregate, a window function or a procedure)");
+    }
+    if !row.get::<_, bool>("is_volatile") {
+        return refuse("it is not VOLATILE, so Postgres may leave calls out; declare it VOLATILE");
+    }
+    if !row.get::<_, bool>("may_execute") {
+        return refuse("this role may not execute it: grant execute on the function");
+    }
+    Ok(())
+}
+
+/// Reads the generation for ever, on a connection of its own. Returns only with the task's cancellation.
+///
+/// Writes nothing; dropping it at any point is safe.
+pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>) {
+    let mut failures: u32 = 0;
+    loop {
+        match heartbeat_session(&settings, &heartbeat, &mut failures).await {
+            Ok(()) => {}
+            Err(error) => {
+                failures += 1;
+                // One line for each power of two, so that an outage does not fill the log.
+                if failures.is_power_of_two() {
+                    warn!(error = %error, failures, "heartbeat: the generation cannot be read");
+                }
+            }
+        }
+        tokio::time::sleep(settings.heartbeat).await;
+    }
+}
+
+async fn heartbeat_session(
+    settings: &config::Postgres,
+    heartbeat: &Heartbeat,
+    failures: &mut u32,
+) -> anyhow::Result<()> {
+    let client = connect(settings).await?;
+    let statement =
+        tokio::time::timeout(settings.connect_timeout, client.prepare("select hapax.generation()")).await??;
+    loop {
+        let sent = Instant::now();
+        let row =
+            tokio::time::timeout(settings.generation_age_max, client.query_one(&statement, &[])).await??;
+        let bytes: &[u8] = row.try_get(0)?;
+        let Some(generation) = Generation::from_bytes(bytes) else {
+            anyhow::bail!("hapax.generation() returned {} bytes: run `hapax migrate`", bytes.len());
+        };
+        if std::mem::take(failures) > 0 {
+            info!("heartbeat: the generation can be read again");
+        }
+        if heartbeat.note(generation, sent) {
+            warn!(generation = %generation.text(), "the database has another generation: older markers no longer count");
+        }
+        tokio::time::sleep(settings.heartbeat).await;
+    }
+}
+
+/// Makes the day partitions of today and seven days ahead; returns how many were missing. Does not wait for locks
+/// longer than 100 ms.
+///
+/// # Errors
+/// Those of connecting, and what Postgres says.
+pub async fn make_body_partitions(settings: &config::Postgres) -> anyhow::Result<i32> {
+    let client = connect(settings).await?;
+    let made = client.query_one("select hapax.make_body_partitions(7)", &[]);
+    let row = tokio::time::timeout(settings.connect_timeout, made).await??;
+    Ok(row.try_get(0)?)
+}

@@ -1,0 +1,119 @@
+//! Single flight: concurrent deliveries of one event with the same body, in one process, are recorded once.
+//!
+//! The first leads, the others wait for its result. A delivery with another body never joins: it is another claim
+//! about what the event is, and Postgres decides.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::identify::{Digest, EventKey};
+
+type Waiters<T> = HashMap<(EventKey, Digest), Vec<oneshot::Sender<T>>>;
+
+/// The flights of a process.
+#[derive(Debug)]
+pub struct Flights<T> {
+    waiters: Mutex<Waiters<T>>,
+    waiters_max: usize,
+}
+
+/// What a delivery is in its flight.
+#[derive(Debug)]
+pub enum Seat<T: Clone> {
+    /// The first: it has to land the flight.
+    Leader(Leader<T>),
+    /// Gets the leader's result; an error if the leader was lost.
+    Follower(oneshot::Receiver<T>),
+    /// Too many wait already.
+    Full,
+}
+
+/// The obligation to [`land`](Leader::land). Dropped without, the followers learn that there is no result.
+#[derive(Debug)]
+pub struct Leader<T: Clone> {
+    flights: Arc<Flights<T>>,
+    flight: (EventKey, Digest),
+}
+
+impl<T: Clone> Flights<T> {
+    /// At most `waiters_max` followers for each event.
+    #[must_use]
+    pub fn new(waiters_max: usize) -> Arc<Self> {
+        Arc::new(Self { waiters: Mutex::default(), waiters_max })
+    }
+
+    /// Joins the flight of this event and body, or starts one.
+    pub fn join(self: &Arc<Self>, key: EventKey, digest: Digest) -> Seat<T> {
+        let flight = (key, digest);
+        match self.lock().entry(flight) {
+            Entry::Vacant(entry) => {
+                entry.insert(Vec::new());
+                Seat::Leader(Leader { flights: Arc::clone(self), flight })
+            }
+            Entry::Occupied(entry) if entry.get().len() >= self.waiters_max => Seat::Full,
+            Entry::Occupied(mut entry) => {
+                let (sender, receiver) = oneshot::channel();
+                entry.get_mut().push(sender);
+                Seat::Follower(receiver)
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiters<T>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Clone> Leader<T> {
+    /// Gives the result to all who joined; later deliveries start anew.
+    pub fn land(self, result: &T) {
+        for follower in self.take_followers() {
+            // A follower that is gone needs no answer.
+            drop(follower.send(result.clone()));
+        }
+    }
+
+    fn take_followers(&self) -> Vec<oneshot::Sender<T>> {
+        self.flights.lock().remove(&self.flight).unwrap_or_default()
+    }
+}
+
+impl<T: Clone> Drop for Leader<T> {
+    fn drop(&mut self) {
+        drop(self.take_followers());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: EventKey = EventKey([1; 16]);
+    const BODY: Digest = Digest([2; 32]);
+
+    #[test]
+    fn followers_get_the_leaders_result() {
+        let flights = Flights::<u8>::new(2);
+        let Seat::Leader(leader) = flights.join(KEY, BODY) else { panic!("the first leads") };
+        let Seat::Follower(mut one) = flights.join(KEY, BODY) else { panic!("the second follows") };
+        let Seat::Follower(mut two) = flights.join(KEY, BODY) else { panic!("the third follows") };
+        assert!(matches!(flights.join(KEY, BODY), Seat::Full));
+        assert!(matches!(flights.join(KEY, Digest([3; 32])), Seat::Leader(_)), "another body never joins");
+        leader.land(&7);
+        assert_eq!((one.try_recv(), two.try_recv()), (Ok(7), Ok(7)));
+        assert!(matches!(flights.join(KEY, BODY), Seat::Leader(_)), "a landed flight is over");
+    }
+
+    #[test]
+    fn a_lost_leader_frees_its_followers() {
+        let flights = Flights::<u8>::new(2);
+        let leader = flights.join(KEY, BODY);
+        let Seat::Follower(mut follower) = flights.join(KEY, BODY) else { panic!("the second follows") };
+        drop(leader);
+        assert!(follower.try_recv().is_err());
+        assert!(matches!(flights.join(KEY, BODY), Seat::Leader(_)));
+    }
+}

@@ -1,0 +1,263 @@
+//! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::claim::Tier;
+use crate::db::Trouble;
+
+/// What went wrong with Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RedisTrouble {
+    /// No answer in time.
+    Timeout,
+    /// The connection broke or cannot be made.
+    Connection,
+    /// Out of memory under `noeviction`.
+    Full,
+    /// A replica, or a slot that moved.
+    ReadOnly,
+    /// Loading, or without its primary.
+    NotReady,
+    /// No right, or a wrong password.
+    Denied,
+    /// An answer that makes no sense.
+    Nonsense,
+}
+
+impl RedisTrouble {
+    /// As it stands in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Connection => "connection",
+            Self::Full => "full",
+            Self::ReadOnly => "read_only",
+            Self::NotReady => "not_ready",
+            Self::Denied => "denied",
+            Self::Nonsense => "nonsense",
+        }
+    }
+}
+
+/// A label value out of a closed set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Word(pub &'static str);
+
+impl EncodeLabelValue for Word {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&self.0, encoder)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    source: Arc<str>,
+    outcome: Word,
+    code: Word,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabels {
+    tier: Word,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TroubleLabels {
+    trouble: Word,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StageLabels {
+    stage: Word,
+}
+
+/// All metrics of a process.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    duplicates: Family<TierLabels, Counter>,
+    stage_seconds: Family<StageLabels, Histogram>,
+    batch_events: Histogram,
+    batch_seconds: Histogram,
+    batch_failures: Family<TroubleLabels, Counter>,
+    redis_failures: Family<TroubleLabels, Counter>,
+    markers_dropped: Counter,
+    breaker_openings: Counter,
+    redis_in_use: Gauge,
+    /// Connections from providers that are open.
+    pub connections: Gauge,
+    /// Requests that are being worked on.
+    pub requests_in_flight: Gauge,
+    /// Log lines that were left out because nobody read them.
+    pub log_lines_dropped: Counter,
+    heartbeat_age_seconds: Gauge<f64, AtomicU64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn histogram(start: f64) -> Histogram {
+    Histogram::new(exponential_buckets(start, 2.0, 16))
+}
+
+impl Metrics {
+    /// Registers everything.
+    #[must_use]
+    pub fn new() -> Self {
+        let metrics = Self {
+            registry: Registry::with_prefix("hapax"),
+            requests: Family::default(),
+            duplicates: Family::default(),
+            stage_seconds: Family::new_with_constructor(|| histogram(0.000_01)),
+            batch_events: histogram(1.0),
+            batch_seconds: histogram(0.000_1),
+            batch_failures: Family::default(),
+            redis_failures: Family::default(),
+            markers_dropped: Counter::default(),
+            breaker_openings: Counter::default(),
+            redis_in_use: Gauge::default(),
+            connections: Gauge::default(),
+            requests_in_flight: Gauge::default(),
+            log_lines_dropped: Counter::default(),
+            heartbeat_age_seconds: Gauge::default(),
+        };
+        metrics.registered()
+    }
+
+    fn registered(mut self) -> Self {
+        let r = &mut self.registry;
+        r.register("requests", "Requests answered, by source, outcome and error code", self.requests.clone());
+        r.register(
+            "duplicates",
+            "Deliveries of events that were done, by the tier that caught them",
+            self.duplicates.clone(),
+        );
+        r.register_with_unit(
+            "stage",
+            "Time spent in each stage of the path",
+            Unit::Seconds,
+            self.stage_seconds.clone(),
+        );
+        r.register("batch_events", "Events in one commit", self.batch_events.clone());
+        r.register_with_unit(
+            "batch",
+            "Time from sending a batch to its confirmed commit",
+            Unit::Seconds,
+            self.batch_seconds.clone(),
+        );
+        r.register(
+            "batch_failures",
+            "Batches that did not commit, by what went wrong",
+            self.batch_failures.clone(),
+        );
+        r.register(
+            "redis_failures",
+            "Redis commands that failed, by what went wrong",
+            self.redis_failures.clone(),
+        );
+        r.register("markers_dropped", "Done markers that were not written", self.markers_dropped.clone());
+        r.register(
+            "breaker_openings",
+            "Times that Redis was taken out of the path",
+            self.breaker_openings.clone(),
+        );
+        r.register("redis_in_use", "1 while Redis is in the path", self.redis_in_use.clone());
+        r.register("connections", "Open connections from providers", self.connections.clone());
+        r.register("requests_in_flight", "Requests being worked on", self.requests_in_flight.clone());
+        r.register(
+            "log_lines_dropped",
+            "Log lines left out because their reader is slow",
+            self.log_lines_dropped.clone(),
+        );
+        let age = self.heartbeat_age_seconds.clone();
+        r.register_with_unit(
+            "heartbeat_age",
+            "Age of the last heartbeat; -1 before the first",
+            Unit::Seconds,
+            age,
+        );
+        self
+    }
+
+    /// One request is answered.
+    pub fn answered(&self, source: &Arc<str>, outcome: &'static str, code: &'static str) {
+        let labels = RequestLabels { source: Arc::clone(source), outcome: Word(outcome), code: Word(code) };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// A duplicate was caught.
+    pub fn duplicate(&self, tier: Tier) {
+        self.duplicates.get_or_create(&TierLabels { tier: Word(tier.as_str()) }).inc();
+    }
+
+    /// A stage took this long.
+    pub fn stage(&self, stage: &'static str, took: Duration) {
+        self.stage_seconds.get_or_create(&StageLabels { stage: Word(stage) }).observe(took.as_secs_f64());
+    }
+
+    /// A batch is committed.
+    pub fn batch_committed(&self, events: usize, took: Duration) {
+        #[expect(clippy::cast_precision_loss, reason = "a batch holds at most some thousand events")]
+        self.batch_events.observe(events as f64);
+        self.batch_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A batch did not commit.
+    pub fn batch_failed(&self, trouble: Trouble) {
+        let word = match trouble {
+            Trouble::Lost => "lost",
+            Trouble::Retry => "retry",
+            Trouble::Locked => "locked",
+            Trouble::Cancelled => "cancelled",
+            Trouble::Resources => "resources",
+            Trouble::Statement => "statement",
+        };
+        self.batch_failures.get_or_create(&TroubleLabels { trouble: Word(word) }).inc();
+    }
+
+    /// A Redis command failed.
+    pub fn redis_failed(&self, trouble: RedisTrouble) {
+        self.redis_failures.get_or_create(&TroubleLabels { trouble: Word(trouble.as_str()) }).inc();
+    }
+
+    /// Done markers were not written.
+    pub fn marker_dropped(&self, markers: usize) {
+        self.markers_dropped.inc_by(markers as u64);
+    }
+
+    /// Redis was taken out of the path.
+    pub fn breaker_opened(&self) {
+        self.breaker_openings.inc();
+        self.redis_in_use.set(0);
+    }
+
+    /// Redis is in the path.
+    pub fn breaker_closed(&self) {
+        self.redis_in_use.set(1);
+    }
+
+    /// The text that a scraper reads; `heartbeat_age` is measured now.
+    ///
+    /// # Errors
+    /// Those of formatting.
+    pub fn render(&self, heartbeat_age: Option<Duration>) -> Result<String, std::fmt::Error> {
+        self.heartbeat_age_seconds.set(heartbeat_age.map_or(-1.0, |age| age.as_secs_f64()));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

@@ -1,0 +1,246 @@
+//! The Postgres transaction: ledger, effect and body in one commit, shared by the events that arrive together.
+//!
+//! Invariant: a [`Recorded`] exists only for an event whose commit the server has confirmed, now or earlier.
+//! Never here: Redis, a network call inside the transaction, a commit that is cancelled.
+//!
+//! Each effect has a [`lane`] of its own, so that a slow effect delays nobody else's. A lane commits one batch at a
+//! time; what arrives meanwhile is the next batch. Nothing waits for a batch to fill.
+
+mod batch;
+mod lane;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::Pool;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout_at;
+
+use crate::config::{self, Effect, Source};
+use crate::error::{Code, Dependency};
+use crate::generation::Generation;
+use crate::identify::{Digest, Event};
+use crate::metrics::Metrics;
+use crate::tasks::Tasks;
+use batch::{Delivery, Job, Mode, Outcome, Reply, Writer};
+
+/// An event that Postgres has committed. Only this module makes one.
+#[derive(Debug, Clone, Copy)]
+pub struct Recorded {
+    verdict: Verdict,
+    generation: Generation,
+}
+
+/// What Postgres knows of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// New, committed with its effect by this delivery.
+    Accepted,
+    /// New, and its effect refused it for good; committed as such.
+    Rejected,
+    /// Committed earlier, with the given body digest.
+    Known(Digest),
+}
+
+impl Recorded {
+    /// New, rejected or known.
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// The history in which it is committed.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+/// Why an event is not recorded. Nothing of it stays behind, except after `CommitUnknown` and `RecordTimeout`,
+/// where the unique key decides when it is sent again.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{code:?}: {cause}")]
+pub struct RecordError {
+    /// What happened.
+    pub code: Code,
+    /// Who is at fault.
+    pub dependency: Dependency,
+    /// For the log.
+    pub cause: String,
+}
+
+impl RecordError {
+    fn new(code: Code, dependency: Dependency, cause: impl Into<String>) -> Self {
+        Self { code, dependency, cause: cause.into() }
+    }
+}
+
+/// How to record an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// With the others.
+    Batched,
+    /// By itself, because somebody else may be writing it: does not hold up a batch while it waits for the row.
+    Alone,
+}
+
+/// Sources whose events may share a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct LaneKey {
+    effect: Option<String>,
+    group: Option<String>,
+}
+
+impl LaneKey {
+    fn of(source: &Source) -> Self {
+        match &source.effect {
+            Effect::None => Self { effect: None, group: None },
+            Effect::Function(name) => Self {
+                effect: Some(name.clone()),
+                group: (!source.effect_parallel).then(|| source.effect_group.clone()),
+            },
+        }
+    }
+}
+
+struct Lane {
+    queue: mpsc::Sender<Job>,
+    writer: Arc<Writer>,
+}
+
+/// Takes events and gives back what Postgres says of them.
+pub struct Recorder {
+    lanes: HashMap<LaneKey, Lane>,
+    queue_bytes: Arc<Semaphore>,
+    alone: Semaphore,
+    record_timeout: Duration,
+    lock_timeout: Duration,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("lanes", &self.lanes.keys()).finish_non_exhaustive()
+    }
+}
+
+/// Bytes in one permit of the queue's byte budget.
+const PERMIT_BYTES: usize = 1024;
+
+impl Recorder {
+    /// Starts a lane for every effect that the sources name.
+    #[must_use]
+    pub fn start<'a>(
+        pool: &Pool,
+        settings: &config::Postgres,
+        sources: impl Iterator<Item = &'a Source>,
+        metrics: &Arc<Metrics>,
+        tasks: &Tasks,
+    ) -> Self {
+        let mut lanes = HashMap::new();
+        for source in sources {
+            lanes.entry(LaneKey::of(source)).or_insert_with_key(|key| {
+                let (queue, incoming) = mpsc::channel(settings.queue_events);
+                let writer = Writer::new(pool.clone(), settings, key.effect.as_deref(), key.group.clone());
+                let writer = Arc::new(writer);
+                let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
+                tasks.spawn_loop("lane", lane.run());
+                Lane { queue, writer }
+            });
+        }
+        Self {
+            lanes,
+            queue_bytes: Arc::new(Semaphore::new((settings.queue_bytes / PERMIT_BYTES).max(1))),
+            alone: Semaphore::new(2),
+            record_timeout: settings.record_timeout,
+            lock_timeout: settings.lock_timeout,
+        }
+    }
+
+    /// Records one event, and returns when its commit is confirmed or `deadline` has come.
+    ///
+    /// Dropping the returned future is safe and loses the answer only: the event may still be committed.
+    ///
+    /// # Errors
+    /// Why it is not recorded, or not known to be.
+    pub async fn record(
+        &self,
+        source: &Arc<Source>,
+        event: &Arc<Event>,
+        deadline: Instant,
+        how: How,
+    ) -> Result<Recorded, RecordError> {
+        let Some(lane) = self.lanes.get(&LaneKey::of(source)) else {
+            return Err(RecordError::new(Code::Internal, Dependency::None, "source without a lane"));
+        };
+        let deadline = deadline.min(Instant::now() + self.record_timeout);
+        let (source, event) = (Arc::clone(source), Arc::clone(event));
+        let delivery = Delivery { source, event, token: rand::random(), deadline };
+        if how == How::Batched {
+            match self.record_batched(lane, &delivery).await {
+                // Its row is locked: out of the batch, which must not wait for it.
+                Err(error) if error.code == Code::InFlight => {}
+                result => return result,
+            }
+        }
+        let alone = self.record_alone(lane, &delivery);
+        timeout_at(deadline.into(), alone).await.unwrap_or_else(|_elapsed| Err(timed_out()))
+    }
+
+    async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Reply {
+        let permits = u32::try_from(delivery.event.body.len() / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
+        let bytes = Arc::clone(&self.queue_bytes)
+            .try_acquire_many_owned(permits)
+            .map_err(|_full| overloaded("queue_bytes is reached"))?;
+        let (job, reply) = Job::new(delivery, bytes);
+        lane.queue.try_send(job).map_err(|_full| overloaded("queue_events is reached"))?;
+        match timeout_at(delivery.deadline.into(), reply).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) | Err(_) => Err(timed_out()),
+        }
+    }
+
+    async fn record_alone(&self, lane: &Lane, delivery: &Delivery) -> Reply {
+        let _permit = self.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
+        let mode = Mode { one_by_one: true, lock_timeout: self.lock_timeout };
+        let written =
+            lane.writer.write(&[delivery], &[true], mode).await.map_err(|error| error.for_event())?;
+        match written.outcomes.into_iter().next() {
+            Some(outcome) => outcome.into_reply(written.generation),
+            None => Err(RecordError::new(Code::Internal, Dependency::Postgres, "no outcome")),
+        }
+    }
+}
+
+impl Outcome {
+    fn into_reply(self, generation: Generation) -> Reply {
+        let recorded = |verdict| Ok(Recorded { verdict, generation });
+        match self {
+            Self::Accepted => recorded(Verdict::Accepted),
+            Self::Rejected => recorded(Verdict::Rejected),
+            Self::Known(digest) => recorded(Verdict::Known(digest)),
+            Self::Failed { sqlstate, message } => {
+                let cause = format!("{message} (SQLSTATE {sqlstate})");
+                Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
+            }
+            Self::Locked => Err(RecordError::new(
+                Code::InFlight,
+                Dependency::None,
+                "another transaction is writing this event",
+            )),
+            Self::NotTried => Err(RecordError::new(
+                Code::RecordTimeout,
+                Dependency::Effect,
+                "the effects of its batch are slow",
+            )),
+        }
+    }
+}
+
+fn overloaded(cause: &str) -> RecordError {
+    RecordError::new(Code::Overloaded, Dependency::Postgres, cause)
+}
+
+fn timed_out() -> RecordError {
+    RecordError::new(Code::RecordTimeout, Dependency::Postgres, "no confirmed commit in time")
+}

@@ -1,0 +1,333 @@
+//! One batch, one transaction, one round trip.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use futures_util::join;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::{RecordError, Recorded};
+use crate::config::{self, Source};
+use crate::db::{self, Trouble};
+use crate::error::{Code, Dependency};
+use crate::generation::Generation;
+use crate::identify::{Digest, Event};
+
+/// What a waiting delivery gets.
+pub(super) type Reply = Result<Recorded, RecordError>;
+
+/// One event on its way into Postgres.
+#[derive(Debug, Clone)]
+pub(super) struct Delivery {
+    pub(super) source: Arc<Source>,
+    pub(super) event: Arc<Event>,
+    /// Random, and the same over all attempts: tells our own earlier commit from somebody else's.
+    pub(super) token: i64,
+    pub(super) deadline: Instant,
+}
+
+/// A delivery in a lane's queue, and who waits for it.
+pub(super) struct Job {
+    pub(super) delivery: Delivery,
+    pub(super) attempts: u32,
+    reply: oneshot::Sender<Reply>,
+    _bytes: OwnedSemaphorePermit,
+}
+
+impl Job {
+    pub(super) fn new(delivery: &Delivery, bytes: OwnedSemaphorePermit) -> (Self, oneshot::Receiver<Reply>) {
+        let (reply, receiver) = oneshot::channel();
+        let job = Self { delivery: delivery.clone(), attempts: 0, reply, _bytes: bytes };
+        (job, receiver)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.delivery.event.body.len() + self.delivery.event.headers.len()
+    }
+
+    /// Nobody waits for it any more: its delivery has been answered 503.
+    pub(super) fn is_abandoned(&self, now: Instant) -> bool {
+        self.reply.is_closed() || self.delivery.deadline <= now
+    }
+
+    pub(super) fn answer(self, reply: Reply) {
+        // A receiver that is gone has been answered already.
+        drop(self.reply.send(reply));
+    }
+}
+
+/// What became of one event of a batch whose commit is confirmed.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Accepted,
+    Rejected,
+    Known(Digest),
+    Failed { sqlstate: String, message: String },
+    Locked,
+    NotTried,
+}
+
+impl Outcome {
+    /// The effect met a serialization failure or a deadlock: the same again may succeed.
+    pub(super) fn is_transient(&self) -> bool {
+        matches!(self, Self::Failed { sqlstate, .. } if sqlstate == "40001" || sqlstate == "40P01")
+    }
+}
+
+/// A batch whose commit is confirmed: one outcome per job, in order.
+pub(super) struct Written {
+    pub(super) generation: Generation,
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+/// A batch of which nothing is known to be committed.
+#[derive(Debug)]
+pub(super) struct BatchError {
+    pub(super) trouble: Trouble,
+    cause: String,
+}
+
+impl BatchError {
+    /// As seen by each event of the batch.
+    pub(super) fn for_event(&self) -> RecordError {
+        let code = match self.trouble {
+            Trouble::Lost => Code::CommitUnknown,
+            Trouble::Locked => Code::InFlight,
+            Trouble::Cancelled => Code::RecordTimeout,
+            Trouble::Retry | Trouble::Resources | Trouble::Statement => Code::PostgresUnavailable,
+        };
+        RecordError::new(code, Dependency::Postgres, self.cause.clone())
+    }
+}
+
+/// How a batch is to be written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mode {
+    /// Each event in a subtransaction of its own, so that a culprit fails alone.
+    pub(super) one_by_one: bool,
+    /// How long to wait for a ledger row that somebody else is writing.
+    pub(super) lock_timeout: Duration,
+}
+
+/// Writes batches for one effect.
+pub(super) struct Writer {
+    pool: Pool,
+    effect: Option<String>,
+    group: Option<String>,
+    begin: String,
+    commit_timeout: Duration,
+    commit_mode: &'static str,
+    effect_budget_ms: i64,
+}
+
+const RECORD: &str = include_str!("../../sql/queries/record.sql");
+
+impl Writer {
+    pub(super) fn new(
+        pool: Pool,
+        settings: &config::Postgres,
+        effect: Option<&str>,
+        group: Option<String>,
+    ) -> Self {
+        let statement_timeout_ms = settings.statement_timeout.as_millis();
+        Self {
+            pool,
+            effect: effect.map(str::to_owned),
+            group,
+            // Set inside the transaction, since a transaction-pooling proxy drops session settings.
+            begin: format!(
+                "begin isolation level read committed, read write; \
+                 set local statement_timeout = '{statement_timeout_ms}ms'; \
+                 set local idle_in_transaction_session_timeout = '{statement_timeout_ms}ms'"
+            ),
+            commit_timeout: settings.commit_timeout,
+            commit_mode: settings.synchronous_commit.as_str(),
+            effect_budget_ms: i64::try_from(statement_timeout_ms / 2).unwrap_or(i64::MAX),
+        }
+    }
+
+    pub(super) fn has_effect(&self) -> bool {
+        self.effect.is_some()
+    }
+
+    /// Writes and commits; `Ok` means that the server confirmed the commit of a transaction that ran to its end.
+    ///
+    /// Not to be cancelled while work is under way unless the outcome may stay unknown: the connection is then
+    /// dropped, never reused.
+    pub(super) async fn write(
+        &self,
+        deliveries: &[&Delivery],
+        careful: &[bool],
+        mode: Mode,
+    ) -> Result<Written, BatchError> {
+        let client = self.pool.get().await.map_err(|error| no_connection(&error))?;
+        // From here until the answer is in, the connection belongs to this attempt alone: whatever ends the
+        // attempt early takes the connection out of the pool with it.
+        let client = Unclean(Some(client));
+        let attempt = self.transact(&client, deliveries, careful, mode);
+        match tokio::time::timeout(self.commit_timeout, attempt).await {
+            Ok(Ok(written)) => {
+                client.is_clean();
+                Ok(written)
+            }
+            Ok(Err(error)) => {
+                if !matches!(error.trouble, Trouble::Lost) {
+                    client.is_clean();
+                }
+                Err(error)
+            }
+            Err(_elapsed) => Err(BatchError {
+                trouble: Trouble::Lost,
+                cause: "no answer within commit_timeout".to_owned(),
+            }),
+        }
+    }
+
+    /// BEGIN, the batch and COMMIT leave together, so that a dying gateway leaves no open transaction behind.
+    async fn transact(
+        &self,
+        client: &Unclean,
+        deliveries: &[&Delivery],
+        careful: &[bool],
+        mode: Mode,
+    ) -> Result<Written, BatchError> {
+        let client = client.get()?;
+        let statement = client.prepare_typed_cached(RECORD, &TYPES).await.map_err(failed)?;
+        let events = || deliveries.iter().map(|delivery| &delivery.event);
+        let headers: Vec<&str> = events().map(|event| event.headers.as_str()).collect();
+        let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
+        let tokens: Vec<i64> = deliveries.iter().map(|delivery| delivery.token).collect();
+        let digests: Vec<&[u8]> = events().map(|event| event.digest.0.as_slice()).collect();
+        let sources: Vec<&str> = deliveries.iter().map(|delivery| &*delivery.source.name).collect();
+        let scopes: Vec<&str> = events().map(|event| &*event.scope).collect();
+        let ids: Vec<&str> = events().map(|event| event.id.as_str()).collect();
+        let types: Vec<Option<&str>> = events().map(|event| event.event_type.as_deref()).collect();
+        let times: Vec<Option<jiff::Timestamp>> = events().map(|event| event.provider_time).collect();
+        let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
+        let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
+        let careful: &[bool] = careful;
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 17] = [
+            &keys,
+            &tokens,
+            &digests,
+            &sources,
+            &scopes,
+            &ids,
+            &types,
+            &times,
+            &headers,
+            &bodies,
+            &careful,
+            &self.effect,
+            &self.group,
+            &mode.one_by_one,
+            &lock_timeout,
+            &self.commit_mode,
+            &self.effect_budget_ms,
+        ];
+        let (begun, row, committed) = join!(
+            client.batch_execute(&self.begin),
+            client.query_one(&statement, &parameters),
+            client.batch_execute("commit"),
+        );
+        // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
+        let row = row.map_err(failed)?;
+        begun.map_err(failed)?;
+        committed.map_err(failed)?;
+        written(&row, deliveries.len())
+    }
+}
+
+const TYPES: [Type; 17] = [
+    Type::BYTEA_ARRAY,
+    Type::INT8_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::TIMESTAMPTZ_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::BOOL_ARRAY,
+    Type::TEXT,
+    Type::TEXT,
+    Type::BOOL,
+    Type::TEXT,
+    Type::TEXT,
+    Type::INT8,
+];
+
+fn written(row: &Row, expected: usize) -> Result<Written, BatchError> {
+    match read(row).map_err(failed)? {
+        Some(written) if written.outcomes.len() == expected => Ok(written),
+        // Committed, but in words of another version; nobody may guess what they mean.
+        _ => Err(BatchError {
+            trouble: Trouble::Resources,
+            cause: "hapax.record answered in a form that this version does not know".to_owned(),
+        }),
+    }
+}
+
+fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
+    let generation = Generation::from_bytes(row.try_get("generation")?);
+    let letters: &str = row.try_get("outcomes")?;
+    let digests: Vec<Option<&[u8]>> = row.try_get("row_digests")?;
+    let statuses: Vec<Option<&str>> = row.try_get("row_statuses")?;
+    let sqlstates: Vec<Option<&str>> = row.try_get("sqlstates")?;
+    let messages: Vec<Option<&str>> = row.try_get("messages")?;
+    let rows = letters.chars().zip(digests).zip(statuses).zip(sqlstates.into_iter().zip(messages));
+    let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
+        ('r', ..) | ('o', _, Some("rejected"), _) => Some(Outcome::Rejected),
+        ('a' | 'o', ..) => Some(Outcome::Accepted),
+        ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
+        ('f', _, _, (Some(sqlstate), Some(message))) => {
+            Some(Outcome::Failed { sqlstate: sqlstate.to_owned(), message: message.to_owned() })
+        }
+        ('l', ..) => Some(Outcome::Locked),
+        ('n', ..) => Some(Outcome::NotTried),
+        _ => None,
+    });
+    let outcomes: Option<Vec<Outcome>> = outcomes.collect();
+    Ok(generation.zip(outcomes).map(|(generation, outcomes)| Written { generation, outcomes }))
+}
+
+fn failed(error: tokio_postgres::Error) -> BatchError {
+    BatchError { trouble: Trouble::of(&error), cause: db::describe(&error) }
+}
+
+fn no_connection(error: &PoolError) -> BatchError {
+    let cause = match error {
+        PoolError::Backend(error) => db::describe(error),
+        other => other.to_string(),
+    };
+    BatchError { trouble: Trouble::Resources, cause }
+}
+
+/// A connection that leaves the pool when dropped, unless it was found clean.
+struct Unclean(Option<Object>);
+
+impl Unclean {
+    fn get(&self) -> Result<&Object, BatchError> {
+        self.0.as_ref().ok_or_else(|| BatchError {
+            trouble: Trouble::Resources,
+            cause: "connection already given back".to_owned(),
+        })
+    }
+
+    /// The last answer is in and no transaction is open.
+    fn is_clean(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for Unclean {
+    fn drop(&mut self) {
+        if let Some(client) = self.0.take() {
+            drop(Object::take(client));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The group commit of one effect: what arrives while a commit is under way is the next batch.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use super::batch::{BatchError, Delivery, Job, Mode, Outcome, Writer, Written};
+use crate::config;
+use crate::db::Trouble;
+use crate::metrics::Metrics;
+
+/// A source whose effect failed so recently starts in subtransactions.
+const CAREFUL_FOR: Duration = Duration::from_secs(5);
+/// How long one batch of effects should take; larger ones are cut.
+const BATCH_TIME: Duration = Duration::from_millis(250);
+/// A batch in which somebody else's row was locked is written again, waiting this long for each.
+const LOCK_GLANCE: Duration = Duration::from_millis(10);
+/// Attempts at one event whose effect meets deadlocks or serialization failures.
+const ATTEMPTS_MAX: u32 = 5;
+/// Pauses between attempts while Postgres is away.
+const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(500);
+
+pub(super) struct Lane {
+    queue: mpsc::Receiver<Job>,
+    /// Taken from the queue, or given back by a batch, for the next one.
+    backlog: VecDeque<Job>,
+    writer: Arc<Writer>,
+    metrics: Arc<Metrics>,
+    events_max: usize,
+    bytes_max: usize,
+    lock_timeout: Duration,
+    statement_timeout: Duration,
+    /// Events that fit into `BATCH_TIME`, as measured.
+    events_cap: usize,
+    careful_until: HashMap<Arc<str>, Instant>,
+}
+
+impl Lane {
+    pub(super) fn new(
+        queue: mpsc::Receiver<Job>,
+        writer: Arc<Writer>,
+        settings: &config::Postgres,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let events_cap = if writer.has_effect() { 4 } else { settings.batch_events };
+        Self {
+            queue,
+            backlog: VecDeque::new(),
+            writer,
+            metrics,
+            events_max: settings.batch_events,
+            bytes_max: settings.batch_bytes,
+            lock_timeout: settings.lock_timeout,
+            statement_timeout: settings.statement_timeout,
+            events_cap,
+            careful_until: HashMap::new(),
+        }
+    }
+
+    /// Runs until the queue is closed and empty.
+    ///
+    /// Dropping it loses no committed event: those waiting are answered as not recorded.
+    pub(super) async fn run(mut self) {
+        while let Some(batch) = self.form().await {
+            self.commit(batch).await;
+        }
+    }
+
+    /// Takes what is there, up to the caps. Keys are sorted and unique within a batch; what comes twice (the same
+    /// id with two bodies) waits for the next.
+    async fn form(&mut self) -> Option<Vec<Job>> {
+        if self.backlog.is_empty() {
+            let first = self.queue.recv().await?;
+            self.backlog.push_back(first);
+            // Deliveries that are ready to be queued get their turn first; costs nothing when there are none.
+            tokio::task::yield_now().await;
+        }
+        while self.backlog.len() < self.events_max {
+            let Ok(job) = self.queue.try_recv() else { break };
+            self.backlog.push_back(job);
+        }
+        let now = Instant::now();
+        let (mut batch, mut later, mut keys, mut bytes) = (Vec::new(), VecDeque::new(), HashSet::new(), 0);
+        while let Some(job) = self.backlog.pop_front() {
+            if job.is_abandoned(now) {
+                continue;
+            }
+            let fits =
+                batch.is_empty() || (batch.len() < self.events_cap && bytes + job.bytes() <= self.bytes_max);
+            if fits && keys.insert(job.delivery.event.key) {
+                bytes += job.bytes();
+                batch.push(job);
+            } else {
+                later.push_back(job);
+            }
+        }
+        self.backlog = later;
+        batch.sort_unstable_by_key(|job| job.delivery.event.key);
+        Some(batch)
+    }
+
+    /// Writes the batch until its commit is confirmed, or nobody waits for it any more.
+    async fn commit(&mut self, mut batch: Vec<Job>) {
+        let mut mode = Mode { one_by_one: false, lock_timeout: self.lock_timeout };
+        let mut pause = *PAUSE.start();
+        loop {
+            let now = Instant::now();
+            batch.retain(|job| !job.is_abandoned(now));
+            if batch.is_empty() {
+                return;
+            }
+            let careful: Vec<bool> = batch.iter().map(|job| self.is_careful(job, now)).collect();
+            let deliveries: Vec<&Delivery> = batch.iter().map(|job| &job.delivery).collect();
+            let error = match self.writer.write(&deliveries, &careful, mode).await {
+                Ok(written) => {
+                    self.measure(batch.len(), now.elapsed());
+                    return self.answer(batch, written);
+                }
+                Err(error) => error,
+            };
+            self.metrics.batch_failed(error.trouble);
+            match error.trouble {
+                Trouble::Statement | Trouble::Cancelled | Trouble::Locked if !mode.one_by_one => {
+                    mode.one_by_one = true;
+                    if error.trouble == Trouble::Locked {
+                        mode.lock_timeout = LOCK_GLANCE;
+                    }
+                }
+                Trouble::Statement | Trouble::Cancelled | Trouble::Locked => return refuse(batch, &error),
+                Trouble::Lost | Trouble::Resources | Trouble::Retry => {
+                    warn!(error = ?error, events = batch.len(), "a batch is written again");
+                    // The lost backend may still commit: the same insert waits for it.
+                    mode.lock_timeout = self.statement_timeout;
+                    tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+                    pause = (pause * 2).min(*PAUSE.end());
+                }
+            }
+        }
+    }
+
+    fn is_careful(&self, job: &Job, now: Instant) -> bool {
+        self.careful_until.get(&job.delivery.source.name).is_some_and(|until| now < *until)
+    }
+
+    /// Halves or doubles its way to the number of effects that fit into `BATCH_TIME`.
+    fn measure(&mut self, events: usize, took: Duration) {
+        self.metrics.batch_committed(events, took);
+        if !self.writer.has_effect() {
+            return;
+        }
+        if took > BATCH_TIME {
+            let fitting = BATCH_TIME.as_secs_f64() / took.as_secs_f64();
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "a fraction of a small count"
+            )]
+            let fitting = (events as f64 * fitting) as usize;
+            self.events_cap = fitting.max(1);
+        } else if events >= self.events_cap {
+            self.events_cap = (self.events_cap * 2).min(self.events_max);
+        }
+    }
+
+    fn answer(&mut self, batch: Vec<Job>, written: Written) {
+        let careful_until = Instant::now() + CAREFUL_FOR;
+        for (mut job, outcome) in batch.into_iter().zip(written.outcomes) {
+            if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected) {
+                self.careful_until.insert(Arc::clone(&job.delivery.source.name), careful_until);
+            }
+            if outcome.is_transient() {
+                job.attempts += 1;
+            }
+            if matches!(outcome, Outcome::NotTried) || (outcome.is_transient() && job.attempts < ATTEMPTS_MAX)
+            {
+                self.backlog.push_back(job);
+            } else {
+                job.answer(outcome.into_reply(written.generation));
+            }
+        }
+    }
+}
+
+fn refuse(batch: Vec<Job>, error: &BatchError) {
+    for job in batch {
+        job.answer(Err(error.for_event()));
+    }
+}

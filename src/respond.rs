@@ -1,0 +1,179 @@
+//! The only map from what happened to status, headers, body, log level and metric label.
+//!
+//! Two laws: never 2xx before the commit, and never non-2xx because of something that failed after it. Both hold
+//! because a 2xx is made from [`Outcome`] only, and an outcome exists only for a committed event.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+
+use crate::claim::Tier;
+use crate::config::{OnMismatch, Source};
+use crate::error::{Code, Dependency, Stage};
+
+/// `Hapax-Outcome`: what became of the delivery.
+pub static HAPAX_OUTCOME: HeaderName = HeaderName::from_static("hapax-outcome");
+
+/// A delivery whose event is committed, now or earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// By this delivery.
+    Accepted,
+    /// By an earlier one; the tier that knew.
+    Duplicate(Tier),
+    /// By an earlier one with another body; the tier that knew.
+    Mismatch(Tier),
+    /// By this delivery, and the effect refused it for good.
+    Rejected,
+}
+
+/// A delivery that ended without a commit.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// What happened.
+    pub code: Code,
+    /// Where.
+    pub stage: Stage,
+    /// Who is at fault.
+    pub dependency: Dependency,
+    /// For the log only.
+    pub cause: Option<String>,
+}
+
+impl Failure {
+    /// A failure that no store has a part in.
+    #[must_use]
+    pub fn new(stage: Stage, code: Code) -> Self {
+        Self { code, stage, dependency: Dependency::None, cause: None }
+    }
+}
+
+/// How an answer is written in metrics and logs.
+#[derive(Debug, Clone, Copy)]
+pub struct Verdict {
+    /// The status.
+    pub status: StatusCode,
+    /// The value of `Hapax-Outcome`, which is also the metric's label.
+    pub outcome: &'static str,
+    /// The error's code; `none` if there is none.
+    pub code: &'static str,
+}
+
+/// Whether the failure of a delivery is worth more than a line of level info.
+#[must_use]
+pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
+    match result {
+        Ok(Outcome::Accepted | Outcome::Duplicate(_)) => "INFO",
+        Ok(Outcome::Mismatch(_) | Outcome::Rejected) => "WARN",
+        Err(failure) if failure.code == Code::Internal => "ERROR",
+        Err(failure) if failure.dependency == Dependency::None => "INFO",
+        Err(_) => "WARN",
+    }
+}
+
+/// What the delivery is answered, in words.
+#[must_use]
+pub fn verdict(source: Option<&Source>, result: &Result<Outcome, Failure>) -> Verdict {
+    match (result, source) {
+        (Ok(outcome), Some(source)) => committed(source, *outcome),
+        (Ok(_), None) => failed(Code::Internal),
+        (Err(failure), _) => failed(failure.code),
+    }
+}
+
+fn committed(source: &Source, outcome: Outcome) -> Verdict {
+    let (outcome, refused) = match outcome {
+        Outcome::Accepted => ("accepted", false),
+        Outcome::Duplicate(_) => ("duplicate", false),
+        Outcome::Rejected => ("rejected", false),
+        Outcome::Mismatch(_) => ("mismatch", source.on_mismatch == OnMismatch::Refuse),
+    };
+    if refused {
+        return Verdict { outcome, ..failed(Code::Mismatch) };
+    }
+    Verdict { status: source.ack.status, outcome, code: "none" }
+}
+
+fn failed(code: Code) -> Verdict {
+    let (status, outcome) = match code {
+        Code::UnknownSource => (StatusCode::NOT_FOUND, "refused"),
+        Code::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, "refused"),
+        Code::ExpectationFailed => (StatusCode::EXPECTATION_FAILED, "refused"),
+        Code::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "refused"),
+        Code::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "refused"),
+        Code::BodyIncomplete => (StatusCode::BAD_REQUEST, "refused"),
+        Code::SignatureMissing
+        | Code::SignatureMalformed
+        | Code::SignatureMismatch
+        | Code::HeaderRepeated
+        | Code::TimestampMissing
+        | Code::TimestampMalformed
+        | Code::TimestampStale
+        | Code::TimestampFuture
+        | Code::SignedPartMissing => (StatusCode::UNAUTHORIZED, "refused"),
+        Code::IdMissing | Code::IdAmbiguous | Code::IdTooLong | Code::IdInvalid | Code::BodyNotJson => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "refused")
+        }
+        Code::Mismatch => (StatusCode::UNPROCESSABLE_ENTITY, "mismatch"),
+        Code::InFlight => (StatusCode::CONFLICT, "in_flight"),
+        Code::Overloaded
+        | Code::Draining
+        | Code::EffectFailed
+        | Code::FastTierRefused
+        | Code::PostgresUnavailable
+        | Code::RecordTimeout
+        | Code::CommitUnknown
+        | Code::Internal => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+    };
+    Verdict { status, outcome, code: code.as_str() }
+}
+
+/// The answer.
+#[must_use]
+pub fn respond(
+    source: Option<&Source>,
+    result: &Result<Outcome, Failure>,
+    retry_after: Duration,
+) -> Response<Full<Bytes>> {
+    let verdict = verdict(source, result);
+    let mut response = match source {
+        Some(source) if verdict.code == "none" => acknowledge(source),
+        _ => problem(verdict, retry_after),
+    };
+    response.headers_mut().insert(HAPAX_OUTCOME.clone(), HeaderValue::from_static(verdict.outcome));
+    response
+}
+
+fn acknowledge(source: &Source) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(source.ack.body.clone()));
+    *response.status_mut() = source.ack.status;
+    if let Some(content_type) = &source.ack.content_type {
+        response.headers_mut().insert(CONTENT_TYPE, content_type.clone());
+    }
+    response
+}
+
+/// RFC 9457. Whatever was wrong with a signature, the sender sees one and the same body.
+fn problem(verdict: Verdict, retry_after: Duration) -> Response<Full<Bytes>> {
+    let code = if verdict.status == StatusCode::UNAUTHORIZED { "unauthorized" } else { verdict.code };
+    let title = verdict.status.canonical_reason().unwrap_or("Error");
+    let status = verdict.status.as_u16();
+    let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"code":"{code}"}}"#);
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = verdict.status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    match verdict.status {
+        StatusCode::METHOD_NOT_ALLOWED => {
+            headers.insert(ALLOW, HeaderValue::from_static("POST"));
+        }
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::CONFLICT => {
+            headers.insert(RETRY_AFTER, HeaderValue::from(retry_after.as_secs().max(1)));
+        }
+        _ => {}
+    }
+    response
+}

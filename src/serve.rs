@@ -1,0 +1,188 @@
+//! A running gateway: everything started in order, and stopped in order, each step bounded.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tracing::{error, info, warn};
+
+use crate::admin::Admin;
+use crate::claim::FastTier;
+use crate::config::{self, Config, Effect};
+use crate::db::{self, Unready};
+use crate::generation::Heartbeat;
+use crate::ingest::Gateway;
+use crate::log::Log;
+use crate::metrics::Metrics;
+use crate::record::Recorder;
+use crate::server::{self, Closing};
+use crate::tasks::Tasks;
+
+/// Pause between looks at a database that is not ready.
+const SCHEMA_PAUSE: Duration = Duration::from_secs(1);
+/// How often partitions are looked after.
+const PARTITIONS_EVERY: Duration = Duration::from_secs(3600);
+
+/// A started gateway.
+#[derive(Debug)]
+pub struct Running {
+    /// Where providers are served; the port is a real one even if the settings say 0.
+    pub listen: SocketAddr,
+    /// Where operators are served.
+    pub admin: SocketAddr,
+    closing: Closing,
+    admin_closing: Closing,
+    settings: config::Server,
+    tasks: Tasks,
+}
+
+/// Starts the gateway. If Postgres can be reached and is not as it must be, nothing starts; if it cannot be
+/// reached, the gateway starts, is not ready, and becomes so by itself.
+///
+/// # Errors
+/// A wrong database, an address that cannot be listened on, a wrong URL.
+pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::Result<Running> {
+    let tasks = Tasks::default();
+    let schema_ready = Arc::new(AtomicBool::new(false));
+    let effects = effects(config);
+    match look_at_schema(&config.postgres, &effects).await {
+        Ok(()) => schema_ready.store(true, Ordering::Relaxed),
+        Err(Unready::Unreachable(cause)) => {
+            warn!(cause, "postgres cannot be reached yet; starting not ready")
+        }
+        Err(wrong) => return Err(wrong.into()),
+    }
+    let listener = server::bind(config.server.listen)?;
+    let admin_listener = server::bind(config.admin.listen)?;
+
+    let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
+    tasks.spawn_loop("heartbeat", db::heartbeat_loop(config.postgres.clone(), Arc::clone(&heartbeat)));
+    let watched = watch_schema(config.postgres.clone(), effects, Arc::clone(&schema_ready));
+    tasks.spawn_loop("schema", watched);
+
+    let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
+    let pool = db::pool(&config.postgres)?;
+    let sources = config.sources.values().map(AsRef::as_ref);
+    let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
+    let gateway = Arc::new(Gateway::new(config, tier, recorder, Arc::clone(&metrics), log, tasks.clone()));
+
+    let closing = Closing::default();
+    let admin_closing = Closing::default();
+    let admin = Admin {
+        heartbeat,
+        schema_ready,
+        draining: Arc::clone(&closing.draining),
+        metrics: Arc::clone(&metrics),
+    };
+    let running = Running {
+        listen: listener.local_addr()?,
+        admin: admin_listener.local_addr()?,
+        closing: closing.clone(),
+        admin_closing: admin_closing.clone(),
+        settings: config.server.clone(),
+        tasks: tasks.clone(),
+    };
+    let open = metrics.connections.clone();
+    serve_on(listener, config.server.clone(), gateway, closing, open, &tasks);
+    serve_on(admin_listener, admin_limits(&config.server), admin, admin_closing, Default::default(), &tasks);
+    info!(listen = %running.listen, admin = %running.admin, sources = config.sources.len(), "listening");
+    Ok(running)
+}
+
+fn serve_on<S: server::Service>(
+    listener: TcpListener,
+    settings: config::Server,
+    service: S,
+    closing: Closing,
+    open: prometheus_client::metrics::gauge::Gauge,
+    tasks: &Tasks,
+) {
+    drop(tasks.spawn(server::accept(listener, settings, service, closing, open, tasks.clone())));
+}
+
+/// Operators come in small numbers.
+fn admin_limits(server: &config::Server) -> config::Server {
+    config::Server { connections_max: 64, ..server.clone() }
+}
+
+impl Running {
+    /// Completes when a background loop has ended by itself, which should never happen.
+    pub async fn broken(&self) {
+        self.tasks.broken().await;
+    }
+
+    /// Not ready → serve on for `drain` → accept no more → finish what is in flight → stop the loops.
+    pub async fn stop(self, drain: Duration) {
+        info!(drain_ms = millis(drain), "stopping: not ready, serving on for the drain time");
+        self.closing.draining.store(true, Ordering::Relaxed);
+        tokio::time::sleep(drain).await;
+        self.closing.stop.cancel();
+        self.admin_closing.stop.cancel();
+        if !self.tasks.finish(self.settings.deadline).await {
+            warn!("stopping: some work did not end within the deadline");
+        }
+        info!("stopped");
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The effect functions that the sources name, each once.
+#[must_use]
+pub fn effects(config: &Config) -> Vec<String> {
+    let functions = config.sources.values().filter_map(|source| match &source.effect {
+        Effect::None => None,
+        Effect::Function(name) => Some(name.clone()),
+    });
+    functions.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Whether the database is as this version needs it.
+///
+/// # Errors
+/// What is not.
+pub async fn look_at_schema(settings: &config::Postgres, effects: &[String]) -> Result<(), Unready> {
+    let client = db::connect(settings).await.map_err(|error| Unready::Unreachable(error.to_string()))?;
+    let limit = settings.connect_timeout;
+    let looked = tokio::time::timeout(limit, db::check_schema(&client, effects)).await;
+    looked.unwrap_or_else(|_elapsed| Err(Unready::Unreachable(format!("no answer within {limit:?}"))))
+}
+
+/// Until the database is ready, looks again and again; then keeps its partitions made ahead.
+async fn watch_schema(settings: config::Postgres, effects: Vec<String>, ready: Arc<AtomicBool>) {
+    let mut failures: u32 = 0;
+    while !ready.load(Ordering::Relaxed) {
+        match look_at_schema(&settings, &effects).await {
+            Ok(()) => {
+                info!("the database is ready");
+                ready.store(true, Ordering::Relaxed);
+            }
+            Err(wrong) => {
+                failures += 1;
+                if failures.is_power_of_two() {
+                    error!(error = %wrong, failures, "the database is not ready");
+                }
+                tokio::time::sleep(SCHEMA_PAUSE).await;
+            }
+        }
+    }
+    loop {
+        match db::make_body_partitions(&settings).await {
+            Ok(made) => {
+                if made > 0 {
+                    info!(made, "day partitions for bodies made ahead");
+                }
+                tokio::time::sleep(PARTITIONS_EVERY).await;
+            }
+            Err(cause) => {
+                warn!(cause = %cause, "day partitions could not be made; trying again");
+                tokio::time::sleep(SCHEMA_PAUSE * 10).await;
+            }
+        }
+    }
+}

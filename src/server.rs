@@ -1,0 +1,209 @@
+//! The listener for providers: permits, limits, time-outs, drain. It does not know that a body is a webhook.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::config;
+use crate::tasks::Tasks;
+
+/// Pause after the operating system refused a connection (out of file descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What answers requests.
+pub trait Service: Clone + Send + Sync + 'static {
+    /// Answers one request; dropped if the client goes away.
+    fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+/// How a listener ends.
+#[derive(Debug, Clone, Default)]
+pub struct Closing {
+    /// No new connections; open ones end after the request that they are in.
+    pub stop: CancellationToken,
+    /// Answers ask the client to go elsewhere.
+    pub draining: Arc<AtomicBool>,
+}
+
+/// Binds a listener with a long queue, so that a burst of new connections is not refused.
+///
+/// # Errors
+/// Those of the operating system, with the address.
+pub fn bind(listen: std::net::SocketAddr) -> io::Result<TcpListener> {
+    let bound = || -> io::Result<TcpListener> {
+        let domain = socket2::Domain::for_address(listen);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&listen.into())?;
+        socket.listen(4096)?;
+        TcpListener::from_std(socket.into())
+    };
+    bound().map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {listen}: {error}")))
+}
+
+/// Accepts connections until told to stop, then returns; open connections go on in `tasks`.
+pub async fn accept<S: Service>(
+    listener: TcpListener,
+    settings: config::Server,
+    service: S,
+    closing: Closing,
+    open: Gauge,
+    tasks: Tasks,
+) {
+    let permits = Arc::new(Semaphore::new(settings.connections_max));
+    loop {
+        // At the limit new connections wait in the listener's queue.
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+        let stream = tokio::select! {
+            () = closing.stop.cancelled() => return,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _peer)) => stream,
+                Err(error) => {
+                    warn!(error = %error, "a connection could not be accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+        };
+        let connection = connection(stream, settings.clone(), service.clone(), closing.clone());
+        let open = open.clone();
+        open.inc();
+        drop(tasks.spawn(async move {
+            connection.await;
+            open.dec();
+            drop(permit);
+        }));
+    }
+}
+
+async fn connection<S: Service>(stream: TcpStream, settings: config::Server, service: S, closing: Closing) {
+    // Answers are small and complete; waiting to fill a packet only delays them.
+    drop(stream.set_nodelay(true));
+    let answering = Arc::new(AtomicBool::new(false));
+    let io = TokioIo::new(HeadTimed::new(stream, settings.head_timeout, Arc::clone(&answering)));
+    let draining = Arc::clone(&closing.draining);
+    let service = service_fn(move |request| {
+        let (service, answering, draining) = (service.clone(), Arc::clone(&answering), Arc::clone(&draining));
+        answering.store(true, Ordering::Relaxed);
+        async move {
+            let mut response = service.answer(request).await;
+            answering.store(false, Ordering::Relaxed);
+            if draining.load(Ordering::Relaxed) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        }
+    });
+    let connection = http1::Builder::new()
+        // Without a timer hyper's time-outs do nothing.
+        .timer(TokioTimer::new())
+        .header_read_timeout(settings.idle_timeout)
+        .max_buf_size(settings.head_max)
+        .serve_connection(io, service);
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = closing.stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    // What is wrong with one connection is its client's affair.
+    drop(ended);
+}
+
+/// A stream on which a request head, once begun, has to be complete within a time. hyper's own time-out runs from
+/// the end of the last answer, so it can only bound how long a connection may be idle.
+struct HeadTimed {
+    stream: TcpStream,
+    timeout: Duration,
+    /// Set by the service: from a complete head to its answer, reads belong to the body.
+    answering: Arc<AtomicBool>,
+    begun: bool,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl HeadTimed {
+    fn new(stream: TcpStream, timeout: Duration, answering: Arc<AtomicBool>) -> Self {
+        Self { stream, timeout, answering, begun: false, timer: None }
+    }
+
+    /// Called when the stream has nothing to read.
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.answering.load(Ordering::Relaxed) {
+            self.begun = false;
+            self.timer = None;
+            return Poll::Pending;
+        }
+        if !self.begun {
+            return Poll::Pending;
+        }
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for HeadTimed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        match Pin::new(&mut self.stream).poll_read(cx, buf) {
+            Poll::Ready(Ok(())) => {
+                self.begun = buf.filled().len() > before && !self.answering.load(Ordering::Relaxed);
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => self.poll_timer(cx),
+        }
+    }
+}
+
+impl AsyncWrite for HeadTimed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,63 @@
+//! The only place that spawns tasks: counted, so that stopping can wait for them, and never silently dead.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::error;
+
+/// Handle to this process' tasks; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Tasks {
+    /// Work that a stop waits for.
+    tracked: TaskTracker,
+    /// Ends the background loops.
+    stop: CancellationToken,
+    /// Raised when a background loop ended by itself: the process cannot do its work any more.
+    broken: CancellationToken,
+}
+
+impl Tasks {
+    /// Runs work that nobody may cancel, and that a stop waits for.
+    pub fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.tracked.spawn(work)
+    }
+
+    /// Runs a loop that must live as long as the process. If it ends or panics, the process stops: half a gateway
+    /// that looks alive is worse than a restart.
+    pub fn spawn_loop<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (stop, broken) = (self.stop.clone(), self.broken.clone());
+        let work = tokio::spawn(work);
+        drop(tokio::spawn(async move {
+            let abort = work.abort_handle();
+            tokio::select! {
+                () = stop.cancelled() => abort.abort(),
+                ended = work => {
+                    error!(task = name, error = ?ended.err(), "a background loop ended; the process stops");
+                    broken.cancel();
+                }
+            }
+        }));
+    }
+
+    /// Completes when a background loop has ended by itself.
+    pub async fn broken(&self) {
+        self.broken.cancelled().await;
+    }
+
+    /// Waits for the tracked work, at most `limit`, then ends the loops. Returns whether all work ended.
+    pub async fn finish(&self, limit: Duration) -> bool {
+        self.tracked.close();
+        let finished = tokio::time::timeout(limit, self.tracked.wait()).await.is_ok();
+        self.stop.cancel();
+        finished
+    }
+}

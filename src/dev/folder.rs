@@ -71,8 +71,9 @@ impl Folder {
         &self.0.path
     }
 
-    /// The word that the guard knows the folder's servers by: each must carry it in its process title.
-    pub(super) fn tag(&self) -> &str {
+    /// The word that the guard knows its processes by: it ends every one that carries it on its command line.
+    #[must_use]
+    pub fn tag(&self) -> &str {
         &self.0.tag
     }
 

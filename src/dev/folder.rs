@@ -1,6 +1,5 @@
 //! The folder of one run, and the guard that clears it away.
 
-use std::io;
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -58,9 +57,9 @@ impl Folder {
         let mode = if account.is_some() { 0o711 } else { 0o700 };
         make(&path, mode)?;
         let tag = format!("hapax-{}", random_name());
-        let tag_file = path.join("tag");
-        std::fs::write(&tag_file, format!("{tag}\n")).map_err(DevError::file("write", tag_file))?;
-        let guard = spawn_guard(&path, options.keep)?;
+        let guard = spawn_guard(&path, &tag, options.keep).inspect_err(|_| {
+            std::fs::remove_dir_all(&path).ok();
+        })?;
         let password = random_name() + &random_name();
         Ok(Self(Arc::new(Inner { path, tag, password, account, guard, template: Mutex::new(None) })))
     }
@@ -129,9 +128,17 @@ fn make(path: &Path, mode: u32) -> Result<(), DevError> {
     std::fs::DirBuilder::new().mode(mode).create(path).map_err(DevError::file("make the folder", path))
 }
 
-fn spawn_guard(folder: &Path, keep: bool) -> Result<Child, DevError> {
+fn write(path: &Path, text: &str) -> Result<(), DevError> {
+    std::fs::write(path, text).map_err(DevError::file("write", path))
+}
+
+fn spawn_guard(folder: &Path, tag: &str, keep: bool) -> Result<Child, DevError> {
+    // Read from a file, so that the tag is not on the command line of the guard itself.
+    write(&folder.join("tag"), &format!("{tag}\n"))?;
+    let script = folder.join("guard.sh");
+    write(&script, include_str!("guard.sh"))?;
     Command::new("sh")
-        .args(["-c", include_str!("guard.sh"), "hapax-dev-guard"])
+        .arg(script)
         .arg(folder)
         .arg(if keep { "keep" } else { "remove" })
         .current_dir("/")
@@ -140,9 +147,6 @@ fn spawn_guard(folder: &Path, keep: bool) -> Result<Child, DevError> {
         .stderr(Stdio::null())
         .process_group(0)
         .spawn()
-        .inspect_err(|_: &io::Error| {
-            std::fs::remove_dir_all(folder).ok();
-        })
         .map_err(DevError::spawn("sh"))
 }
 

@@ -78,7 +78,8 @@ fn reachable_folder() -> Result<tempfile::TempDir> {
 async fn a_killed_postgres_comes_back_with_what_was_committed() -> Result<()> {
     let mut postgres = private_postgres(PostgresOptions::default()).await?;
     let client = connect(&postgres.url("postgres")).await?;
-    client.batch_execute("create table t as select 7 as x; begin; insert into t values (8)").await?;
+    client.batch_execute("create table t as select 7 as x").await?;
+    client.batch_execute("begin; insert into t values (8)").await?;
     let (address, pid) = (postgres.address(), postgres.pid().context("up")?);
     postgres.kill()?;
     assert!(postgres.pid().is_none() && has_ended(pid));

@@ -1,11 +1,11 @@
-# Waits for the end of the process that holds the other end of standard input, however it ends; then stops the servers
-# that carry the tag of the folder $1 in their titles, and removes the folder unless $2 is "keep".
+# Waits for the end of the process that holds the other end of standard input, however it ends; then ends the processes
+# that carry the tag of the folder $1 on their command lines, and removes the folder unless $2 is "keep".
 trap '' INT TERM HUP QUIT
 read -r _
 
 cd "$1" 2>/dev/null && [ -s tag ] || exit 0
 
-servers() {
+processes() {
     if [ -r /proc/self/cmdline ]; then
         grep -lFf tag /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3
     else
@@ -14,7 +14,7 @@ servers() {
 }
 
 signal() {
-    pids=$(servers)
+    pids=$(processes)
     # Unquoted: one word for each process.
     [ -z "$pids" ] || kill -s "$1" $pids 2>/dev/null
 }
@@ -24,7 +24,7 @@ signal() {
 signal INT
 signal CONT
 tries=0
-while [ -n "$(servers)" ]; do
+while [ -n "$(processes)" ]; do
     tries=$((tries + 1))
     [ "$tries" -lt 100 ] || signal KILL
     [ "$tries" -lt 120 ] || break
@@ -32,4 +32,9 @@ while [ -n "$(servers)" ]; do
 done
 
 cd /
-[ "$2" = keep ] || rm -rf -- "$1"
+[ "$2" != keep ] || exit 0
+# Again, if something without the tag (a child of initdb) was still writing.
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    rm -rf -- "$1" 2>/dev/null && break
+    sleep 0.5
+done

@@ -14,7 +14,6 @@ use super::system::find_postgres;
 use super::{DevError, Folder};
 
 const USER: &str = "hapax";
-const TEMPLATE: &str = "postgres-template";
 /// Version 3.0 of the wire protocol.
 const PROTOCOL: u32 = 196_608;
 
@@ -33,7 +32,7 @@ const SETTINGS: [(&str, &str); 6] = [
 pub struct PostgresOptions {
     /// The folder of the server programs, if it is not to be sought.
     pub bin: Option<PathBuf>,
-    /// More settings, name and value; they override the ones given here.
+    /// More settings, name and value; they override the ones given here (but for `cluster_name`).
     pub settings: Vec<(String, String)>,
 }
 
@@ -70,13 +69,37 @@ impl Postgres {
         options: &PostgresOptions,
         data: &Path,
     ) -> Result<Self, DevError> {
+        Self::start_on(folder, name, options, |home, copy| {
+            run(folder.command(Path::new("cp"), home).arg("-Rp").arg(data).arg(copy))
+        })
+    }
+
+    /// Starts a streaming standby of this server. (`select pg_promote()` makes it a primary.)
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::start`], or if the base backup fails.
+    pub fn start_standby(&self, name: &str, options: &PostgresOptions) -> Result<Self, DevError> {
+        Self::start_on(&self.folder, name, options, |home, data| {
+            let mut backup = self.client("pg_basebackup", home);
+            run(backup.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "-D"]).arg(data))
+        })
+    }
+
+    /// Starts one on what `fill` puts into its data folder.
+    fn start_on(
+        folder: &Folder,
+        name: &str,
+        options: &PostgresOptions,
+        fill: impl FnOnce(&Path, &Path) -> Result<(), DevError>,
+    ) -> Result<Self, DevError> {
         let bin = find_postgres(options.bin.as_deref())?;
         let home = folder.make_home(name)?;
-        let copy = home.join("data");
-        run(folder.command(Path::new("cp"), &home).arg("-Rp").arg(data).arg(&copy))?;
-        let arguments = arguments(folder, &copy, &options.settings);
+        let data = home.join("data");
+        fill(&home, &data)?;
+        let arguments = arguments(folder, &data, &options.settings);
         let recipe = Recipe { program: bin.join("postgres"), arguments, port_flag: "-p", home, answers };
-        Ok(Self { server: Server::start(folder, recipe)?, folder: folder.clone(), bin, data: copy })
+        Ok(Self { server: Server::start(folder, recipe)?, folder: folder.clone(), bin, data })
     }
 
     /// Where it listens.
@@ -103,13 +126,22 @@ impl Postgres {
     ///
     /// If `createdb` says so, for instance because it exists.
     pub fn create_database(&self, database: &str) -> Result<(), DevError> {
-        let mut command = self.folder.command(&self.bin.join("createdb"), self.folder.path());
-        let address = self.address();
-        command.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
-        command.args(["--username", USER, "--maintenance-db", "postgres", "--", database]);
-        // Not among the arguments, which every user of the machine can read.
-        command.env("PGPASSWORD", self.folder.password()).env("PGSSLMODE", "disable");
+        let mut command = self.client("createdb", self.folder.path());
+        command.args(["--maintenance-db", "postgres", "--", database]);
         run(&mut command)
+    }
+
+    /// One of Postgres' own client programs, told where this server is.
+    fn client(&self, program: &str, home: &Path) -> Command {
+        let address = self.address();
+        let mut command = self.folder.command(&self.bin.join(program), home);
+        command.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
+        // Not among the arguments, which every user of the machine can read.
+        command
+            .env("PGPASSWORD", self.folder.password())
+            .env("PGSSLMODE", "disable")
+            .args(["--username", USER]);
+        command
     }
 
     /// The folder of the server programs, for the tools beside them.
@@ -181,7 +213,8 @@ fn template(folder: &Folder, bin: &Path) -> Result<PathBuf, DevError> {
     if let Some(template) = made.as_ref() {
         return Ok(template.clone());
     }
-    let home = folder.make_home(TEMPLATE)?;
+    // With the tag in the path, so that the guard finds an `initdb` that is at work.
+    let home = folder.make_home(&format!("{}-template", folder.tag()))?;
     let password_file = home.join("password");
     write_password(folder, &password_file)?;
     let template = home.join("data");
@@ -206,10 +239,9 @@ fn write_password(folder: &Folder, path: &Path) -> Result<(), DevError> {
 }
 
 fn arguments(folder: &Folder, data: &Path, settings: &[(String, String)]) -> Vec<OsString> {
+    let given = settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     // The cluster's name stands in the title of every session's process, where the guard looks for it.
-    let cluster_name = ("cluster_name", folder.tag());
-    let own = SETTINGS.into_iter().chain([cluster_name]);
-    let all = own.chain(settings.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let all = SETTINGS.into_iter().chain(given).chain([("cluster_name", folder.tag())]);
     let mut arguments = vec!["-D".into(), data.as_os_str().to_owned()];
     for (name, value) in all {
         arguments.extend(["-c".into(), format!("{name}={value}").into()]);

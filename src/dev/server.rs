@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::system::{children_of, has_ended};
+use super::system::{children_of, has_ended, is_stopped};
 use super::{DevError, Folder};
 
 /// Below the range that systems take the local ports of outgoing connections from (32768 and up on Linux, 49152 and up
@@ -88,9 +88,8 @@ impl Server {
     /// Kills it and its children, all at once, and waits until the port is free.
     pub(super) fn kill(&mut self) -> Result<(), DevError> {
         let Some(pid) = self.running() else { return Ok(()) };
-        // Stopped first, so that it makes no new children while they are listed, and sees none of them die.
-        kill_process(pid, Signal::STOP).ok();
-        let children = children_of(pid);
+        // Stopped first, so that it sees none of its children die.
+        let children = freeze(pid);
         kill_process(pid, Signal::KILL).ok();
         for child in &children {
             kill_process(*child, Signal::KILL).ok();
@@ -103,8 +102,7 @@ impl Server {
     /// Stops it and its children in their tracks: connections stay open, nothing answers.
     pub(super) fn pause(&mut self) {
         let Some(pid) = self.running() else { return };
-        kill_process(pid, Signal::STOP).ok();
-        for child in children_of(pid) {
+        for child in freeze(pid) {
             kill_process(child, Signal::STOP).ok();
         }
     }
@@ -199,6 +197,13 @@ impl Drop for Server {
         // What this leaves, the folder's guard ends.
         self.stop().ok();
     }
+}
+
+/// Stops a process, and lists its children once it can make no more.
+fn freeze(pid: Pid) -> Vec<Pid> {
+    kill_process(pid, Signal::STOP).ok();
+    poll(KILL_LIMIT, || is_stopped(pid));
+    children_of(pid)
 }
 
 fn poll(limit: Duration, mut done: impl FnMut() -> bool) -> bool {

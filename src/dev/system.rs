@@ -159,33 +159,40 @@ pub(super) fn has_ended(pid: Pid) -> bool {
     if test_kill_process(pid).is_err() {
         return true;
     }
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| Process::from_stat(&stat))
-        .is_some_and(|process| process.zombie)
+    Process::find(pid).is_some_and(|process| matches!(process.state, 'Z' | 'X'))
+}
+
+/// Whether SIGSTOP has reached a process. Where there is no `/proc`, there is no telling, and it is taken for granted.
+pub(super) fn is_stopped(pid: Pid) -> bool {
+    Process::find(pid).is_none_or(|process| matches!(process.state, 'T' | 'Z' | 'X'))
 }
 
 struct Process {
     id: i32,
     parent: i32,
-    zombie: bool,
+    /// As in `/proc`: `R` running, `T` stopped, `Z` ended, …
+    state: char,
 }
 
 impl Process {
+    fn find(pid: Pid) -> Option<Self> {
+        Self::from_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
     /// From a line of `/proc/<pid>/stat`. The second field is the name in parentheses, which may hold anything.
     fn from_stat(line: &str) -> Option<Self> {
         let (before, after) = line.rsplit_once(')')?;
         let id = before.split(' ').next()?.parse().ok()?;
         let mut fields = after.split_ascii_whitespace();
-        let zombie = matches!(fields.next()?, "Z" | "X");
+        let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        Some(Self { id, parent, zombie })
+        Some(Self { id, parent, state })
     }
 
     /// From a line of `ps -o pid= -o ppid=`, where there is no `/proc`.
     fn from_ps(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
-        Some(Self { id: fields.next()?.parse().ok()?, parent: fields.next()?.parse().ok()?, zombie: false })
+        Some(Self { id: fields.next()?.parse().ok()?, parent: fields.next()?.parse().ok()?, state: '?' })
     }
 
     fn pid(&self) -> Option<Pid> {
@@ -225,7 +232,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_does_not_hide_the_parent() {
         let process = Process::from_stat("42 (a) Z 7 (b) Z 17 42 42 0").unwrap();
-        assert_eq!((process.id, process.parent, process.zombie), (42, 17, true));
+        assert_eq!((process.id, process.parent, process.state), (42, 17, 'Z'));
     }
 
     #[test]

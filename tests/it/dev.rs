@@ -2,12 +2,14 @@
 //! them is left.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use hapax::dev::{FolderOptions, Postgres, PostgresOptions, Redis, RedisOptions, Stores, StoresOptions};
+use hapax::dev::{
+    Folder, FolderOptions, Postgres, PostgresOptions, Redis, RedisOptions, Stores, StoresOptions,
+};
 use serde_json::{Value, json};
 
 use crate::harness::stores::{connect, connect_redis, private_postgres, private_redis};
@@ -58,7 +60,7 @@ async fn nothing_is_left_after_the_drop() -> Result<()> {
 async fn a_folder_that_is_kept_stays() -> Result<()> {
     let parent = reachable_folder()?;
     let folder = FolderOptions { parent: Some(parent.path().to_owned()), keep: true };
-    let folder = hapax::dev::Folder::create(&folder)?;
+    let folder = Folder::create(&folder)?;
     let redis = Redis::start(&folder, "redis", &RedisOptions::default())?;
     let (pid, log) = (redis.pid().context("up")?, redis.log().to_owned());
     drop((redis, folder));
@@ -104,6 +106,20 @@ async fn a_copy_of_the_data_is_a_server_of_its_own() -> Result<()> {
     let copy = Postgres::start_from(folder, "restored", &PostgresOptions::default(), postgres.data())?;
     let client = connect(&copy.url("postgres")).await?;
     assert_eq!(client.query_one("select x from t", &[]).await?.get::<_, i32>(0), 7);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_standby_follows_and_can_be_promoted() -> Result<()> {
+    let primary = private_postgres(PostgresOptions::default()).await?;
+    let standby = primary.start_standby("standby", &PostgresOptions::default())?;
+    connect(&primary.url("postgres")).await?.batch_execute("create table t as select 7 as x").await?;
+    let client = connect(&standby.url("postgres")).await?;
+    let follow = async || client.query_one("select x from t", &[]).await.ok();
+    assert_eq!(eventually(LIMIT, follow).await?.get::<_, i32>(0), 7);
+    assert!(client.batch_execute("insert into t values (8)").await.is_err());
+    client.query_one("select pg_promote()", &[]).await?;
+    client.batch_execute("insert into t values (8)").await?;
     Ok(())
 }
 
@@ -172,7 +188,6 @@ fn holds_stores_until_its_input_ends() -> Result<()> {
     let held = json!({
         "postgres": stores.postgres.pid(),
         "redis": stores.redis.pid(),
-        "folder": stores.folder().path(),
         "url": stores.postgres.url("postgres"),
     });
     println!("held {held}");
@@ -181,17 +196,19 @@ fn holds_stores_until_its_input_ends() -> Result<()> {
     Ok(())
 }
 
-fn spawn_holder() -> Result<(Child, Value)> {
-    let mut holder = Command::new(std::env::current_exe()?)
-        .args(["--exact", "dev::holds_stores_until_its_input_ends", "--nocapture"])
-        .env(HOLD, "1")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
+fn spawn_holder(folder: &Path) -> Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", "dev::holds_stores_until_its_input_ends", "--nocapture"]);
+    command.env(HOLD, "1").env("TMPDIR", folder).stdin(Stdio::piped()).stdout(Stdio::piped());
+    Ok(command.spawn()?)
+}
+
+/// What the holder says once its stores are up.
+fn held(holder: &mut Child) -> Result<Value> {
     let output = BufReader::new(holder.stdout.take().context("standard output")?);
     let lines = output.lines().map_while(Result::ok);
     let held = lines.into_iter().find_map(|line| Some(line.split_once("held ")?.1.to_owned()));
-    Ok((holder, serde_json::from_str(&held.context("the holder did not start its stores")?)?))
+    Ok(serde_json::from_str(&held.context("the holder did not start its stores")?)?)
 }
 
 /// The processes that Postgres counts as its own, apart from the postmaster.
@@ -202,8 +219,9 @@ async fn backends(url: &str) -> Result<Vec<u32>> {
 
 #[tokio::test]
 async fn no_server_outlives_a_killed_owner() -> Result<()> {
-    let (mut holder, held) = spawn_holder()?;
-    let folder: PathBuf = held["folder"].as_str().context("folder")?.into();
+    let parent = reachable_folder()?;
+    let mut holder = spawn_holder(parent.path())?;
+    let held = held(&mut holder)?;
     let url = held["url"].as_str().context("url")?;
     // A session that is busy at the time, so that it does not notice the end of the postmaster by itself.
     let busy = connect(url).await?;
@@ -214,12 +232,43 @@ async fn no_server_outlives_a_killed_owner() -> Result<()> {
     let mut pids = backends(url).await?;
     pids.push(u32::try_from(held["postgres"].as_u64().context("postgres")?)?);
     pids.push(u32::try_from(held["redis"].as_u64().context("redis")?)?);
-    assert!(folder.exists() && pids.len() > 5 && !pids.iter().any(|pid| has_ended(*pid)));
+    assert!(!is_empty(parent.path()) && pids.len() > 5 && !pids.iter().any(|pid| has_ended(*pid)));
 
     holder.kill()?;
     holder.wait()?;
-    let gone = || (pids.iter().all(|pid| has_ended(*pid)) && !folder.exists()).then_some(());
+    let gone = || (pids.iter().all(|pid| has_ended(*pid)) && is_empty(parent.path())).then_some(());
     eventually(LIMIT, || std::future::ready(gone())).await?;
     assert!(busy.await?.is_err());
     Ok(())
+}
+
+#[tokio::test]
+async fn no_initdb_outlives_a_killed_owner() -> Result<()> {
+    let parent = reachable_folder()?;
+    let mut holder = spawn_holder(parent.path())?;
+    // Made by initdb early on, long before it is done.
+    eventually(LIMIT, || std::future::ready(find(parent.path(), "PG_VERSION").then_some(()))).await?;
+    holder.kill()?;
+    holder.wait()?;
+    eventually(LIMIT, || std::future::ready(is_empty(parent.path()).then_some(()))).await
+}
+
+#[test]
+fn whatever_carries_the_tag_ends_with_the_folder() -> Result<()> {
+    let folder = Folder::create(&FolderOptions::default())?;
+    let mut sleeper =
+        Command::new("sh").args(["-c", "read -r _", folder.tag()]).stdin(Stdio::piped()).spawn()?;
+    drop(folder);
+    assert!(sleeper.try_wait()?.is_some());
+    Ok(())
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+/// Whether there is a file of this name anywhere below the folder, as far as one can see.
+fn find(folder: &Path, name: &str) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name() == name || find(&entry.path(), name))
 }

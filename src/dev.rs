@@ -53,7 +53,7 @@ impl Stores {
     pub fn start(options: &StoresOptions) -> Result<Self, DevError> {
         let folder = Folder::create(&options.folder)?;
         let redis = Redis::start(&folder, "redis", &options.redis)?;
-        let postgres = Postgres::start(&folder, "postgres", &options.postgres)?;
+        let postgres = Postgres::start_single(&folder, "postgres", &options.postgres)?;
         Ok(Self { postgres, redis, folder })
     }
 

@@ -58,6 +58,16 @@ impl Postgres {
         Self::start_from(folder, name, options, &template)
     }
 
+    /// Like [`Self::start`], but the data folder is made for this server alone, which saves the copy.
+    pub(super) fn start_single(
+        folder: &Folder,
+        name: &str,
+        options: &PostgresOptions,
+    ) -> Result<Self, DevError> {
+        let bin = find_postgres(options.bin.as_deref())?;
+        Self::start_on(folder, name, options, |home, data| initdb(folder, &bin, home, data))
+    }
+
     /// Starts one on a copy of another data folder, which no server may be using: a restored snapshot.
     ///
     /// # Errors
@@ -213,18 +223,21 @@ fn template(folder: &Folder, bin: &Path) -> Result<PathBuf, DevError> {
     if let Some(template) = made.as_ref() {
         return Ok(template.clone());
     }
-    // With the tag in the path, so that the guard finds an `initdb` that is at work.
-    let home = folder.make_home(&format!("{}-template", folder.tag()))?;
-    let password_file = home.join("password");
-    write_password(folder, &password_file)?;
+    let home = folder.make_home("postgres-template")?;
     let template = home.join("data");
-    let mut initdb = folder.command(&bin.join("initdb"), &home);
-    initdb.args(["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", USER]);
-    initdb.arg("--pwfile").arg(&password_file).arg("-D").arg(&template);
-    run(&mut initdb)?;
-    std::fs::remove_file(&password_file).map_err(DevError::file("remove", &password_file))?;
+    initdb(folder, bin, &home, &template)?;
     *made = Some(template.clone());
     Ok(template)
+}
+
+fn initdb(folder: &Folder, bin: &Path, home: &Path, data: &Path) -> Result<(), DevError> {
+    // With the tag in its name, so that the guard finds an `initdb` that is at work.
+    let password_file = home.join(format!("{}.password", folder.tag()));
+    write_password(folder, &password_file)?;
+    let mut initdb = folder.command(&bin.join("initdb"), home);
+    initdb.args(["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", USER]);
+    run(initdb.arg("--pwfile").arg(&password_file).arg("-D").arg(data))?;
+    std::fs::remove_file(&password_file).map_err(DevError::file("remove", password_file))
 }
 
 fn write_password(folder: &Folder, path: &Path) -> Result<(), DevError> {

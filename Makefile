@@ -20,7 +20,8 @@ test: setup ## Formatting, lints, documentation, benches that compile, all tests
 	cargo clippy --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps
 	cargo build --locked --benches
-	cargo test --locked
+	cargo test --locked --doc
+	cargo test --locked --lib --bins --tests
 
 bench: setup ## Measure
 	cargo bench --locked

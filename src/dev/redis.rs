@@ -114,7 +114,8 @@ impl Redis {
     }
 }
 
-fn answers(address: SocketAddr) -> bool {
+/// Whether it says that it is ready; while it loads, it says that instead.
+pub(super) fn answers(address: SocketAddr) -> bool {
     ping(address).is_ok_and(|answer| answer == *b"+PONG")
 }
 

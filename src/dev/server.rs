@@ -233,3 +233,37 @@ fn tail(log: &Path) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines.get(lines.len().saturating_sub(LOG_TAIL_LINES)..).unwrap_or_default().join("\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FolderOptions, redis};
+    use super::*;
+
+    fn script(folder: &Folder, name: &str, text: &str) -> Recipe {
+        Recipe {
+            program: "sh".into(),
+            arguments: ["-c", text, folder.tag()].map(OsString::from).into(),
+            port_flag: "--port",
+            home: folder.make_home(name).unwrap(),
+            answers: redis::answers,
+        }
+    }
+
+    #[test]
+    fn a_port_that_was_taken_meanwhile_is_not_the_end() {
+        let folder = Folder::create(&FolderOptions::default()).unwrap();
+        let once = "[ -e tried ] && exec redis-server \"$@\" --save ''; touch tried; echo Address already in use; exit 1";
+        let server = Server::start(&folder, script(&folder, "once", once)).unwrap();
+        assert!(redis::answers(server.address()));
+        assert!(server.log().with_file_name("tried").exists());
+    }
+
+    #[test]
+    fn a_program_that_ends_is_not_waited_for() {
+        let folder = Folder::create(&FolderOptions::default()).unwrap();
+        let error =
+            Server::start(&folder, script(&folder, "broken", "echo out of luck; exit 3")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("out of luck") && error.contains('3'), "{error}");
+    }
+}

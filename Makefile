@@ -1,0 +1,27 @@
+# Everything that a newcomer needs: `make demo` shows it, `make run` keeps it running, `make test` proves it.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo run test bench
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing: PostgreSQL, Redis, a C compiler
+	@script/setup
+
+demo: setup ## Start everything, show a webhook and its duplicates, stop
+	cargo run --locked --release -- dev --once
+
+run: setup ## Start private stores and a gateway, until Ctrl-C
+	cargo run --locked --release -- dev
+
+test: setup ## Formatting, lints, documentation, benches that compile, all tests
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps
+	cargo build --locked --benches
+	cargo test --locked --doc
+	cargo test --locked --lib --bins --tests
+
+bench: setup ## Measure
+	cargo bench --locked

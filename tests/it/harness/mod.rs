@@ -1,0 +1,7 @@
+//! What the tests stand on. Helpers return errors, the tests themselves assert.
+
+pub(crate) mod client;
+pub(crate) mod gateway;
+pub(crate) mod proxy;
+pub(crate) mod stores;
+pub(crate) mod wait;

@@ -1,0 +1,4 @@
+//! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
+
+mod dev;
+mod harness;

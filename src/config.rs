@@ -12,6 +12,8 @@ mod read;
 mod relations;
 mod secret;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;

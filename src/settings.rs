@@ -68,6 +68,9 @@ pub struct Located<T> {
     pub place: Place,
 }
 
+/// How durations are typed.
+const DURATION_WANTED: &str = "a string with a unit: \"50ms\", \"10s\", \"5m\", \"24h\" or \"35d\"";
+
 /// Stands for the key in problems about the form of the file.
 const SYNTAX: &str = "(syntax)";
 
@@ -81,6 +84,7 @@ pub struct File {
 struct FileInner {
     name: Arc<str>,
     line_starts: Vec<usize>,
+    whole: bool,
     problems: RefCell<Vec<Problem>>,
     #[cfg(test)]
     asked: RefCell<BTreeSet<String>>,
@@ -91,15 +95,16 @@ impl File {
     #[must_use]
     pub fn parse(name: &str, text: &str) -> (Self, Table) {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        let (mut root, errors) = DeTable::parse_recoverable(text);
         let inner = FileInner {
             name: name.into(),
             line_starts,
+            whole: errors.is_empty(),
             problems: RefCell::default(),
             #[cfg(test)]
             asked: RefCell::default(),
         };
         let file = Self { inner: Rc::new(inner) };
-        let (mut root, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
             file.report(at, SYNTAX, error.message().to_owned(), Severity::Error);
@@ -109,11 +114,20 @@ impl File {
         (file, table)
     }
 
-    /// The problems found so far, in the order of their lines; none are left in the file.
+    /// The problems found so far, in the order of their lines; none are left in the file. Of a line with a syntax
+    /// error only the first is told: what is said of values that could not be read would mislead.
     #[must_use]
     pub fn take_problems(&self) -> Vec<Problem> {
         let mut problems = self.inner.problems.take();
-        problems.sort_by_key(|problem| problem.line);
+        problems.sort_by_key(|problem| (problem.line, problem.key != SYNTAX));
+        let mut broken = None;
+        problems.retain(|problem| {
+            let told = broken != Some(problem.line);
+            if problem.key == SYNTAX {
+                broken = Some(problem.line);
+            }
+            told
+        });
         problems
     }
 
@@ -245,6 +259,20 @@ impl Table {
         self.entries.contains_key(key)
     }
 
+    /// Reports that `key` is missing, unless it was written wrongly, or may be in a part of the file that could not
+    /// be read.
+    pub fn missing(&self, key: &str, message: impl Into<String>) {
+        if self.is_whole() && !self.failed(key) {
+            self.error(key, message);
+        }
+    }
+
+    /// Whether the file had no syntax error. If it had one, any other part of it may have got lost, too.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.file.inner.whole
+    }
+
     /// Whether an error about the key was reported through this table: its value is not what was meant.
     #[must_use]
     pub fn failed(&self, key: &str) -> bool {
@@ -291,12 +319,21 @@ impl Table {
         self.file.report(at, &key, message, severity);
     }
 
+    /// Path of a key, or of the table itself if `key` is empty.
     fn join(&self, key: &str) -> String {
         match (self.path.is_empty(), key.is_empty()) {
             (true, true) => "(file)".to_owned(),
-            (true, false) => spelled(key).into_owned(),
             (false, true) => self.path.clone(),
-            (false, false) => format!("{}.{}", self.path, spelled(key)),
+            (_, false) => self.child(key),
+        }
+    }
+
+    /// Path of a key as it stands in the file, where it may be empty.
+    fn child(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            spelled(key).into_owned()
+        } else {
+            format!("{}.{}", self.path, spelled(key))
         }
     }
 
@@ -313,11 +350,6 @@ impl Table {
             Value::Text(text) => Some(text),
             other => self.wrong(key, &other, "a string in quotes"),
         }
-    }
-
-    /// Whether the key was written as exactly this string: for words that stand beside another kind of value.
-    pub fn text_is(&mut self, key: &'static str, word: &str) -> bool {
-        matches!(self.get(key), Some(Entry { value: Value::Text(text), .. }) if text == word)
     }
 
     /// `true` or `false`.
@@ -342,14 +374,7 @@ impl Table {
 
     /// A duration above zero, written with its unit: `"50ms"`, `"10s"`, `"5m"`, `"24h"`, `"35d"`.
     pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
-        const WANTED: &str = "a string with a unit: \"50ms\", \"10s\", \"5m\", \"24h\" or \"35d\"";
-        match self.get(key)?.value {
-            Value::Text(text) => match parse_duration(&text) {
-                Some(duration) if !duration.is_zero() => Some(duration),
-                _ => self.refuse(key, format!("{text:?} is not a duration above zero: give {WANTED}")),
-            },
-            other => self.wrong(key, &other, WANTED),
-        }
+        self.duration_wanted(key, DURATION_WANTED)
     }
 
     /// A duration inside `range`; see [`Table::duration`].
@@ -359,6 +384,34 @@ impl Table {
         range: RangeInclusive<Duration>,
     ) -> Option<Duration> {
         let duration = self.duration(key)?;
+        self.within(key, duration, &range)
+    }
+
+    /// A duration inside `range`, or a word that stands for none (`Some(None)`).
+    pub fn duration_or(
+        &mut self,
+        key: &'static str,
+        word: &str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Option<Duration>> {
+        if matches!(self.get(key)?.value, Value::Text(text) if text == word) {
+            return Some(None);
+        }
+        let duration = self.duration_wanted(key, &format!("{DURATION_WANTED}; or {word:?}"))?;
+        self.within(key, duration, &range).map(Some)
+    }
+
+    fn duration_wanted(&mut self, key: &'static str, wanted: &str) -> Option<Duration> {
+        match self.get(key)?.value {
+            Value::Text(text) => match parse_duration(&text) {
+                Some(duration) if !duration.is_zero() => Some(duration),
+                _ => self.refuse(key, format!("{text:?} is not a duration above zero: give {wanted}")),
+            },
+            other => self.wrong(key, &other, wanted),
+        }
+    }
+
+    fn within(&self, key: &str, duration: Duration, range: &RangeInclusive<Duration>) -> Option<Duration> {
         if range.contains(&duration) {
             return Some(duration);
         }
@@ -447,6 +500,7 @@ impl Table {
     }
 
     /// The table at `key`, or an empty one if it was not written, so that what is missing in it is reported.
+    #[must_use]
     pub fn table_or_empty(&mut self, key: &'static str) -> Table {
         match self.table(key) {
             Some(table) => table,
@@ -461,7 +515,7 @@ impl Table {
         for (name, entry) in &outer.entries {
             match &entry.value {
                 Value::Table(entries) => {
-                    let table = Table::new(&self.file, outer.join(name), entry.at, entries.clone());
+                    let table = Table::new(&self.file, outer.child(name), entry.at, entries.clone());
                     tables.push((name.clone(), table));
                 }
                 other => outer.error(name, format!("found {}, expected a table", other.kind())),
@@ -547,7 +601,7 @@ impl Table {
                 Some(near) => format!("unknown key; did you mean {near:?}?"),
                 None => format!("unknown key; known here: {}", join(self.known.iter().copied())),
             };
-            self.file.report(entry.at, &self.join(key), message, Severity::Error);
+            self.file.report(entry.at, &self.child(key), message, Severity::Error);
         }
     }
 }
@@ -718,7 +772,7 @@ mod tests {
         for (toml, holds) in [("1s", true), ("2s", true), ("999ms", false), ("2001ms", false)] {
             let (file, mut table) = File::parse("t", &format!("k = \"{toml}\""));
             assert_eq!(table.duration_within("k", second..=second * 2).is_some(), holds, "{toml}");
-            assert_eq!(lines(&file).iter().all(|line| line.contains("from 1s to 2s")), true);
+            assert!(lines(&file).iter().all(|line| line.contains("from 1s to 2s")));
         }
         for (toml, holds) in [("1KiB", true), ("2KiB", true), ("1023B", false), ("2049B", false)] {
             let (_, mut table) = File::parse("t", &format!("k = \"{toml}\""));

@@ -113,8 +113,10 @@ fn read_root(
     let mut draft = super::read::Draft::read(&mut root, &secrets);
     let sources = super::source::read_all(&mut root, &secrets, &draft.config.server, providers);
     draft.fit_connections(&sources);
-    relations::check(&draft, &sources);
-    if sources.is_empty() && !root.failed("source") && !root.has("source") {
+    if root.is_whole() {
+        relations::check(&draft, &sources);
+    }
+    if sources.is_empty() && root.is_whole() && !root.failed("source") {
         root.warning("source", "there is no [source.NAME]: every request will be answered 404");
     }
     root.finish();

@@ -262,8 +262,8 @@ fn prefix(table: &mut Table, used: bool) -> String {
     const KEY: &str = "prefix";
     const WANTED: &str = "give a name of this deployment, for instance \"hapax:prod:\"";
     let Some(prefix) = table.text(KEY) else {
-        if used && !table.failed(KEY) {
-            table.error(KEY, format!("missing, and without it deployments would share keys: {WANTED}"));
+        if used {
+            table.missing(KEY, format!("missing, and without it deployments would share keys: {WANTED}"));
         }
         return String::new();
     };
@@ -336,12 +336,10 @@ fn url(
 ) -> Secret {
     const KEY: &str = "url";
     let Some(source) = table.secret(KEY) else {
-        if !table.failed(KEY) {
-            table.error(
-                KEY,
-                format!("missing: give {{ env = {variable:?} }}, {{ file = \"path\" }} or {example}"),
-            );
-        }
+        table.missing(
+            KEY,
+            format!("missing: give {{ env = {variable:?} }}, {{ file = \"path\" }} or {example}"),
+        );
         return Secret(String::new());
     };
     let Some(text) = secrets.fetch(table, KEY, &table.place(KEY), &source) else {

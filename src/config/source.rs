@@ -204,12 +204,10 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
     const KEY: &str = "provider";
     let known = || schemes.own.keys().map(String::as_str).chain(schemes.providers.names.iter().copied());
     let Some(name) = table.text(KEY) else {
-        if !table.failed(KEY) {
-            table.error(
-                KEY,
-                "missing: give the name of a preset (`hapax providers` lists them) or [scheme.NAME]",
-            );
-        }
+        table.missing(
+            KEY,
+            "missing: give the name of a preset (`hapax providers` lists them) or [scheme.NAME]",
+        );
         return None;
     };
     if let Some(own) = schemes.own.get(&name) {
@@ -230,9 +228,9 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
 fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
     const KEY: &str = "secrets";
     let found = table.secrets(KEY).unwrap_or_default();
-    if found.is_empty() && !table.failed(KEY) {
+    if found.is_empty() {
         let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";
-        table.error(KEY, format!("no secret, and without one anybody could send events: {wanted}"));
+        table.missing(KEY, format!("no secret, and without one anybody could send events: {wanted}"));
     }
     if found.len() > SECRETS_MAX {
         table
@@ -367,10 +365,8 @@ fn effect_group(table: &mut Table, effect: &Effect) -> String {
 fn tolerance(table: &mut Table) -> Option<Tolerance> {
     const KEY: &str = "tolerance";
     const MOST: Duration = Duration::from_secs(86_400);
-    if table.text_is(KEY, "off") {
-        return Some(Tolerance::Off);
-    }
-    table.duration_within(KEY, Duration::from_secs(1)..=MOST).map(Tolerance::Within)
+    let range = Duration::from_secs(1)..=MOST;
+    table.duration_or(KEY, "off", range).map(|within| within.map_or(Tolerance::Off, Tolerance::Within))
 }
 
 fn headers(table: &mut Table, traits: Option<&Traits>) -> Vec<HeaderName> {

@@ -411,13 +411,16 @@ impl Table {
         }
     }
 
-    fn within(&self, key: &str, duration: Duration, range: &RangeInclusive<Duration>) -> Option<Duration> {
-        if range.contains(&duration) {
-            return Some(duration);
+    /// A size in bytes above zero, written with its unit: `"512B"`, `"64KiB"`, `"1MiB"`, `"1GiB"`.
+    pub fn size(&mut self, key: &'static str) -> Option<usize> {
+        const WANTED: &str = "a string with a unit: \"512B\", \"64KiB\", \"1MiB\" or \"1GiB\"";
+        match self.get(key)?.value {
+            Value::Text(text) => match parse_size(&text) {
+                Some(size) if size > 0 => Some(size),
+                _ => self.refuse(key, format!("{text:?} is not a size above zero: give {WANTED}")),
+            },
+            other => self.wrong(key, &other, WANTED),
         }
-        let (found, least, most) = (show_duration(duration), range.start(), range.end());
-        let (least, most) = (show_duration(*least), show_duration(*most));
-        self.refuse(key, format!("{found} is out of range: give a duration from {least} to {most}"))
     }
 
     /// A size inside `range`; see [`Table::size`].
@@ -430,16 +433,13 @@ impl Table {
         self.refuse(key, format!("{found} is out of range: give a size from {least} to {most}"))
     }
 
-    /// A size in bytes above zero, written with its unit: `"512B"`, `"64KiB"`, `"1MiB"`, `"1GiB"`.
-    pub fn size(&mut self, key: &'static str) -> Option<usize> {
-        const WANTED: &str = "a string with a unit: \"512B\", \"64KiB\", \"1MiB\" or \"1GiB\"";
-        match self.get(key)?.value {
-            Value::Text(text) => match parse_size(&text) {
-                Some(size) if size > 0 => Some(size),
-                _ => self.refuse(key, format!("{text:?} is not a size above zero: give {WANTED}")),
-            },
-            other => self.wrong(key, &other, WANTED),
+    fn within(&self, key: &str, duration: Duration, range: &RangeInclusive<Duration>) -> Option<Duration> {
+        if range.contains(&duration) {
+            return Some(duration);
         }
+        let (found, least, most) = (show_duration(duration), range.start(), range.end());
+        let (least, most) = (show_duration(*least), show_duration(*most));
+        self.refuse(key, format!("{found} is out of range: give a duration from {least} to {most}"))
     }
 
     /// One of the named choices.

@@ -29,7 +29,8 @@ pub(super) fn check(draft: &Draft, sources: &[Reading]) {
         source_times(draft, source);
         source_sizes(draft, source);
         if let Some(traits) = &source.traits {
-            provider_times(draft, source, traits);
+            provider_patience(draft, source, traits);
+            provider_windows(draft, source, traits);
             provider_form(source, traits);
         }
     }
@@ -41,11 +42,21 @@ struct Part<'a> {
     table: &'a Table,
     key: &'a str,
     value: Duration,
+    times: u32,
 }
 
 impl<'a> Part<'a> {
     fn new(table: &'a Table, key: &'a str, value: Duration) -> Self {
-        Self { table, key, value }
+        Self { table, key, value, times: 1 }
+    }
+
+    /// Twice the setting.
+    fn twice(self) -> Self {
+        Self { times: 2, ..self }
+    }
+
+    fn total(&self) -> Duration {
+        self.value * self.times
     }
 
     fn written(&self) -> bool {
@@ -54,7 +65,8 @@ impl<'a> Part<'a> {
 
     fn show(&self) -> String {
         let default = if self.written() { "" } else { ", the default" };
-        format!("{}.{} ({}{default})", self.table.path(), self.key, show_duration(self.value))
+        let times = if self.times == 1 { String::new() } else { format!("{} × ", self.times) };
+        format!("{times}{}.{} ({}{default})", self.table.path(), self.key, show_duration(self.value))
     }
 }
 
@@ -67,17 +79,17 @@ enum Order {
 
 /// `lesser` (summed) must stand in `order` to `greater`, or else `consequence`.
 fn require(severity: Severity, lesser: &[Part<'_>], order: Order, greater: Part<'_>, consequence: &str) {
-    let total: Duration = lesser.iter().map(|part| part.value).sum();
+    let total: Duration = lesser.iter().map(Part::total).sum();
     let (holds, wanted) = match order {
-        Order::Below => (total < greater.value, "must be below"),
-        Order::AtMost => (total <= greater.value, "must be at most"),
+        Order::Below => (total < greater.total(), "must be below"),
+        Order::AtMost => (total <= greater.total(), "must be at most"),
     };
     let mut parts = lesser.iter().chain([&greater]);
     if holds || parts.any(|part| part.table.failed(part.key)) {
         return;
     }
     let sum = match lesser {
-        [_] => String::new(),
+        [Part { times: 1, .. }] => String::new(),
         _ => format!(" = {}", show_duration(total)),
     };
     let terms: Vec<String> = lesser.iter().map(Part::show).collect();
@@ -190,7 +202,7 @@ fn postgres(draft: &Draft) {
     require(error, &[statement], Order::Below, commit, consequence);
     let consequence =
         "one late heartbeat would make all markers count for nothing, and every duplicate ask Postgres";
-    require(error, &[heartbeat, heartbeat], Order::AtMost, age_max, consequence);
+    require(error, &[heartbeat.twice()], Order::AtMost, age_max, consequence);
     let consequence = "a heartbeat that has to connect anew may outlast the age up to which markers count; \
                        duplicates then ask Postgres for a while";
     require(Severity::Warning, &[connect], Order::AtMost, age_max, consequence);
@@ -292,7 +304,8 @@ fn source_sizes(draft: &Draft, source: &Reading) {
     }
 }
 
-fn provider_times(draft: &Draft, source: &Reading, traits: &Traits) {
+/// An answer that comes after the provider gave up makes it send again.
+fn provider_patience(draft: &Draft, source: &Reading, traits: &Traits) {
     let (facts, provider) = (&traits.facts, &traits.name);
     let deadline_failed = source.table.failed("deadline") || draft.tables.server.failed("deadline");
     let deadline = source.draft.deadline;
@@ -314,10 +327,14 @@ fn provider_times(draft: &Draft, source: &Reading, traits: &Traits) {
         );
         tell(&source.table, Severity::Error, "deadline", message);
     }
+}
+
+/// A key that Postgres has forgotten is a new one.
+fn provider_windows(draft: &Draft, source: &Reading, traits: &Traits) {
     if draft.tables.retention.failed("ledger") {
         return;
     }
-    let ledger = draft.config.retention.ledger;
+    let (facts, provider, ledger) = (&traits.facts, &traits.name, draft.config.retention.ledger);
     let shown = show_duration(ledger);
     if let Some(window) = facts.retry_window.filter(|window| ledger < *window) {
         let message = format!(

@@ -277,7 +277,8 @@ fn effect(table: &mut Table) -> Effect {
 
 /// The text becomes part of a statement, so it must be two identifiers and nothing else.
 fn function_problem(text: &str) -> Option<&'static str> {
-    const FORM: &str = "is not two names of a-z, 0-9 and _ joined by a dot (put others in double quotes: '\"My\".\"Function\"')";
+    const FORM: &str =
+        "is not two names of a-z, 0-9 and _ joined by a dot (others in double quotes: '\"My\".\"Fn\"')";
     let Some((schema, rest)) = identifier(text) else { return Some(FORM) };
     let Some(rest) = rest.strip_prefix('.') else {
         return Some(if rest.is_empty() { "names no schema" } else { FORM });

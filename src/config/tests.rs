@@ -271,7 +271,9 @@ fn times_that_do_not_fit_into_each_other_are_refused() {
         ("postgres.commit_timeout = \"2s\"", &["must be below postgres.commit_timeout (2s)"]),
         (
             "postgres.generation_age_max = \"1999ms\"\npostgres.connect_timeout = \"1s\"",
-            &["= 2s must be at most postgres.generation_age_max (1999ms)"],
+            &[
+                "2 × postgres.heartbeat (1s, the default) = 2s must be at most postgres.generation_age_max (1999ms)",
+            ],
         ),
         (
             "fast_tier.ttl = \"36d\"",

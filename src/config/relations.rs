@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::FastTierKind;
 use super::read::{CONNECTIONS_BESIDE_EFFECTS, Draft, effect_groups};
-use super::source::{Reading, Traits};
+use super::source::{Quirk, Reading, Traits};
+use super::{FastTierKind, OnMismatch};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -365,12 +365,31 @@ fn provider_form(source: &Reading, traits: &Traits) {
         );
         tell(table, Severity::Warning, "body_max", message);
     }
-    if !traits.facts.id_signed {
+    if traits.has(Quirk::DigestVaries) && draft.on_mismatch == OnMismatch::Refuse {
+        let message = "is \"refuse\", but this provider's bodies change between two attempts of one event: its retries \
+                       would be answered 422. Give \"report\"";
+        tell(table, Severity::Error, "on_mismatch", message.to_owned());
+    }
+    if traits.has(Quirk::Timeless) && table.has("tolerance") {
+        let message = "has no effect: this provider's requests have no timestamp that could be checked";
+        tell(table, Severity::Warning, "tolerance", message.to_owned());
+    }
+    provider_requests(source, traits);
+}
+
+/// What the provider's requests do not allow, whatever the settings.
+fn provider_requests(source: &Reading, traits: &Traits) {
+    let (table, draft) = (&source.table, &source.draft);
+    if traits.has(Quirk::NeverDedupes) {
+        let message =
+            "requests of this provider have no id: each is a new event, and no duplicate is recognised";
+        tell(table, Severity::Warning, "provider", message.to_owned());
+    } else if !traits.facts.id_signed {
         let message = "this provider's signature does not cover the event id: who captures one request can send its \
                        body again under a new id, and it takes effect again";
         tell(table, Severity::Warning, "provider", message.to_owned());
     }
-    if traits.signs_url && draft.public_url.is_none() && !table.failed("public_url") {
+    if traits.has(Quirk::SignsUrl) && draft.public_url.is_none() && !table.failed("public_url") {
         let message = "missing here and in [server], and this provider signs the URL that it was given: without it no \
                        signature matches";
         tell(table, Severity::Error, "public_url", message.to_owned());

@@ -45,8 +45,9 @@ impl Secrets<'_> {
         }
         if text.trim().len() != text.len() {
             let message =
-                format!("{origin} starts or ends with whitespace, which counts as part of the secret");
-            table.warning_at(place, message);
+                format!("{origin} starts or ends with whitespace, which was hardly meant: remove it");
+            table.error_at(key, place, message);
+            return None;
         }
         Some(text)
     }
@@ -112,20 +113,15 @@ mod tests {
     }
 
     #[test]
-    fn one_newline_is_cut_from_env_and_file_and_none_from_a_literal() {
+    fn one_newline_is_cut_from_env_and_file() {
         let folder = tempfile("newline");
-        for (text, expected) in
-            [("abc", "abc"), ("abc\n", "abc"), ("abc\r\n", "abc"), ("abc\n\n", "abc\n"), ("abc\r", "abc\r")]
-        {
+        for (text, expected) in [("abc", "abc"), ("abc\n", "abc"), ("abc\r\n", "abc"), ("a c\n", "a c")] {
             std::fs::write(folder.join("secret"), text).unwrap();
             let (texts, _) = fetch("s = { file = \"secret\" }", &|_| None, &folder);
             assert_eq!(texts, [expected], "file {text:?}");
             let (texts, _) = fetch("s = { env = \"S\" }", &|_| Some(text.to_owned()), &folder);
             assert_eq!(texts, [expected], "env {text:?}");
         }
-        let (texts, report) = fetch("s = \"abc\\n\"", &|_| None, &folder);
-        assert_eq!(texts, ["abc\n"]);
-        assert!(report.contains("warning: s: the literal secret starts or ends with whitespace"), "{report}");
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -139,9 +135,12 @@ mod tests {
         let env = |name: &str| match name {
             "EMPTY" => Some(String::new()),
             "BLANK" => Some("  ".to_owned()),
+            "TWO" => Some("abc\n\n".to_owned()),
             _ => None,
         };
         for (toml, expected) in [
+            ("s = \"abc\\n\"", "the literal secret starts or ends with whitespace"),
+            ("s = { env = \"TWO\" }", "environment variable \"TWO\" starts or ends with whitespace"),
             ("s = \"\"", "the literal secret is empty"),
             ("s = \" \"", "the literal secret holds nothing but whitespace"),
             ("s = { env = \"EMPTY\" }", "environment variable \"EMPTY\" is empty"),

@@ -52,12 +52,30 @@ const SECRET_WORDS: [&str; 6] = ["token", "secret", "password", "api-key", "apik
 pub(super) struct Traits {
     pub(super) name: String,
     pub(super) facts: Facts,
-    /// The signature covers the URL, so that the public one must be known.
-    pub(super) signs_url: bool,
     /// Headers that the scheme reads: signature, token, timestamp, id.
     pub(super) headers: Vec<String>,
     /// Those of them that hold a signature or token.
     pub(super) secret_headers: Vec<String>,
+    pub(super) quirks: Vec<Quirk>,
+}
+
+/// What sets a scheme apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quirk {
+    /// The signature covers the URL, so that the public one must be known.
+    SignsUrl,
+    /// The body changes between two attempts of one event, in a part that the digest covers.
+    DigestVaries,
+    /// Requests have no id, so that none is ever a duplicate.
+    NeverDedupes,
+    /// There is no timestamp to hold against the clock.
+    Timeless,
+}
+
+impl Traits {
+    pub(super) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
 }
 
 /// Where the schemes that come with the program are found.
@@ -75,7 +93,7 @@ impl Providers<'static> {
 
 /// The one place that asks a scheme for what settings must know of it.
 ///
-/// MERGE: fill `signs_url`, `headers` and `secret_headers` from the scheme as soon as it can tell.
+/// MERGE: fill the rest from the scheme as soon as it can tell.
 fn traits(scheme: &Scheme) -> Traits {
     Traits { name: scheme.name.clone(), facts: scheme.facts.clone(), ..Traits::default() }
 }
@@ -98,7 +116,7 @@ pub(super) struct Draft {
     pub(super) effect: Effect,
     pub(super) effect_parallel: bool,
     pub(super) effect_group: String,
-    on_mismatch: OnMismatch,
+    pub(super) on_mismatch: OnMismatch,
     tolerance: Option<Tolerance>,
     id_max: usize,
     pub(super) body_max: usize,

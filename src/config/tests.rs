@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::load::parse_with;
-use super::source::{Providers, Traits};
+use super::source::{Providers, Quirk, Traits};
 use super::*;
 use crate::provider::Facts;
 use crate::settings::{File, Problem};
@@ -570,7 +570,7 @@ fn the_rest_of_a_source() {
 }
 
 #[test]
-fn what_is_known_of_a_provider_is_held_against_the_settings() {
+fn what_is_known_of_a_providers_times_is_held_against_the_settings() {
     let seconds = Duration::from_secs;
     let facts = |facts: Facts| Traits { facts: Facts { id_signed: true, ..facts }, ..quiet() };
     let patience = facts(Facts { answer_deadline: Some(Duration::from_millis(5_500)), ..Facts::default() });
@@ -598,7 +598,11 @@ fn what_is_known_of_a_provider_is_held_against_the_settings() {
     );
     warns_with(&windows, &[(&ledger("3d"), &["retention.ledger is 3d", "resent by hand for 30d"])]);
     takes_with(&windows, &[&ledger("30d")]);
+}
 
+#[test]
+fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
+    let facts = |facts: Facts| Traits { facts: Facts { id_signed: true, ..facts }, ..quiet() };
     let large = facts(Facts { body_max: Some(2 << 20), ..Facts::default() });
     warns_with(&large, &[("source.a.body_max = \"1MiB\"", &["body_max is 1MiB", "up to 2MiB", "413"])]);
     takes_with(&large, &["", "source.a.body_max = \"2MiB\""]);
@@ -607,7 +611,18 @@ fn what_is_known_of_a_provider_is_held_against_the_settings() {
 
     let unsigned = Traits { facts: Facts::default(), ..quiet() };
     warns_with(&unsigned, &[("", &["source.a.provider", "does not cover the event id"])]);
-    let signs_url = Traits { signs_url: true, ..quiet() };
+    let nameless = Traits { quirks: vec![Quirk::NeverDedupes], ..unsigned };
+    warns_with(&nameless, &[("", &["source.a.provider", "no duplicate is recognised"])]);
+    let varies = Traits { quirks: vec![Quirk::DigestVaries], ..quiet() };
+    refuses_with(
+        &varies,
+        &[("source.a.on_mismatch = \"refuse\"", &["source.a.on_mismatch", "422", "\"report\""])],
+    );
+    takes_with(&varies, &["", "source.a.on_mismatch = \"report\""]);
+    takes(&["source.a.on_mismatch = \"refuse\""]);
+    let timeless = Traits { quirks: vec![Quirk::Timeless], ..quiet() };
+    warns_with(&timeless, &[("source.a.tolerance = \"1m\"", &["source.a.tolerance", "no timestamp"])]);
+    let signs_url = Traits { quirks: vec![Quirk::SignsUrl], ..quiet() };
     refuses_with(&signs_url, &[("", &["source.a.public_url: missing here and in [server]"])]);
     takes_with(&signs_url, &["server.public_url = \"https://h\"", "source.a.public_url = \"https://h\""]);
     let underscore = Traits { headers: vec!["x_signature".to_owned(), "x-b".to_owned()], ..quiet() };

@@ -7,6 +7,7 @@
 //! Invariant: a [`Config`] exists only if no error was found in the whole file, and no value in it needs another
 //! check elsewhere. A secret is in no message and no `Debug` output.
 
+mod effect;
 mod load;
 mod read;
 mod relations;

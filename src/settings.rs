@@ -7,16 +7,23 @@
 //! Invariant: no string of the file that could be a secret reaches a message or a `Debug` output; only values of
 //! the kinds that never hold one (durations, sizes, numbers, choices) are quoted back.
 
+#[cfg(test)]
+mod tests;
+mod units;
+mod value;
+
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
+
+pub use self::units::{parse_duration, parse_size, show_duration, show_size};
+use self::value::{Entries, Entry, Value, into_static};
 
 /// Whether a [`Problem`] stops the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,71 +150,6 @@ impl File {
         let problem = Problem { file, line, key: key.to_owned(), message, severity };
         self.inner.problems.borrow_mut().push(problem);
     }
-}
-
-/// Owned entries of one table; the TOML types borrow from their input, so keys and values are rebuilt as owned.
-type Entries = BTreeMap<String, Entry>;
-
-#[derive(Debug, Clone)]
-struct Entry {
-    at: usize,
-    value: Value,
-}
-
-#[derive(Clone)]
-enum Value {
-    Text(String),
-    Integer(String),
-    Flag(bool),
-    List(Vec<Entry>),
-    Table(Entries),
-    Other(&'static str),
-}
-
-/// Shows the kind only: any string of the file may be a secret.
-impl fmt::Debug for Value {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind())
-    }
-}
-
-impl Value {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Text(_) => "a string",
-            Self::Integer(_) => "a bare number",
-            Self::Flag(_) => "true/false",
-            Self::List(_) => "a list",
-            Self::Table(_) => "a table",
-            Self::Other(kind) => kind,
-        }
-    }
-}
-
-fn into_static(table: DeTable<'_>) -> Entries {
-    let entry = |(key, value): (Spanned<std::borrow::Cow<'_, str>>, Spanned<DeValue<'_>>)| {
-        let at = key.span().start;
-        (key.into_inner().into_owned(), owned(at, value))
-    };
-    table.into_iter().map(entry).collect()
-}
-
-fn owned(at: usize, value: Spanned<DeValue<'_>>) -> Entry {
-    let item = |value: Spanned<DeValue<'_>>| {
-        let at = value.span().start;
-        owned(at, value)
-    };
-    let value = match value.into_inner() {
-        DeValue::String(text) => Value::Text(text.into_owned()),
-        DeValue::Integer(number) if number.radix() == 10 => Value::Integer(number.as_str().to_owned()),
-        DeValue::Integer(_) => Value::Other("a number that is not decimal"),
-        DeValue::Boolean(flag) => Value::Flag(flag),
-        DeValue::Array(list) => Value::List(list.into_iter().map(item).collect()),
-        DeValue::Table(table) => Value::Table(into_static(table)),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
-        DeValue::Datetime(_) => Value::Other("a date"),
-    };
-    Entry { at, value }
 }
 
 /// Where a secret comes from. `Debug` does not show a literal one.
@@ -623,238 +565,4 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .filter(|(likeness, _)| *likeness > 0.75)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, candidate)| candidate)
-}
-
-/// Units of durations in milliseconds, the largest first.
-const DURATION_UNITS: [(&str, u64); 5] =
-    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
-
-/// Units of sizes in bytes, the largest first.
-const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-
-/// A hundred years: beyond it, adding to a clock reading can overflow here or in a store.
-const DURATION_MILLIS_MAX: u64 = 36_500 * 86_400_000;
-
-/// Reads `"10s"` and the like; `None` if the text is no whole number with a known unit, or over a hundred years.
-#[must_use]
-pub fn parse_duration(text: &str) -> Option<Duration> {
-    let millis = parse_with_unit(text, &DURATION_UNITS)?;
-    (millis <= DURATION_MILLIS_MAX).then(|| Duration::from_millis(millis))
-}
-
-/// Reads `"1MiB"` and the like; `None` if the text is no whole number with a known unit.
-#[must_use]
-pub fn parse_size(text: &str) -> Option<usize> {
-    usize::try_from(parse_with_unit(text, &SIZE_UNITS)?).ok()
-}
-
-fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits)?;
-    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
-    number.parse::<u64>().ok()?.checked_mul(*factor)
-}
-
-/// The duration as it would be typed, in the largest unit that leaves no fraction.
-#[must_use]
-pub fn show_duration(duration: Duration) -> String {
-    show_with_unit(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX), &DURATION_UNITS)
-}
-
-/// The size as it would be typed, in the largest unit that leaves no fraction.
-#[must_use]
-pub fn show_size(size: usize) -> String {
-    show_with_unit(u64::try_from(size).unwrap_or(u64::MAX), &SIZE_UNITS)
-}
-
-fn show_with_unit(total: u64, units: &[(&str, u64)]) -> String {
-    let whole = units.iter().find(|(_, factor)| total >= *factor && total.is_multiple_of(*factor));
-    match whole {
-        Some((unit, factor)) => format!("{}{unit}", total / factor),
-        None => units.last().map_or_else(|| total.to_string(), |(unit, _)| format!("{total}{unit}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CANARY: &str = "canary-91c4";
-
-    fn lines(file: &File) -> Vec<String> {
-        file.take_problems().iter().map(ToString::to_string).collect()
-    }
-
-    #[test]
-    fn durations_need_a_unit_and_a_sound_number() {
-        for (text, millis) in [
-            ("1ms", 1),
-            ("50ms", 50),
-            ("10s", 10_000),
-            ("5m", 300_000),
-            ("24h", 86_400_000),
-            ("36500d", DURATION_MILLIS_MAX),
-        ] {
-            assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)), "{text}");
-        }
-        for text in
-            ["", "10", "s", "-1s", "+1s", "1.5s", "10 s", " 10s", "10S", "1w", "10s ", "1s500ms", "1µs"]
-        {
-            assert_eq!(parse_duration(text), None, "{text}");
-        }
-        for text in ["36501d", "9223372036854775807ms", "18446744073709551616s", "99999999999999999999d"] {
-            assert_eq!(parse_duration(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn sizes_need_a_unit_and_a_sound_number() {
-        for (text, bytes) in [("512B", 512), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2GiB", 2 << 30)] {
-            assert_eq!(parse_size(text), Some(bytes), "{text}");
-        }
-        for text in ["", "1", "1K", "1KB", "1MB", "1mib", "-1B", "1.5MiB", "99999999999GiB"] {
-            assert_eq!(parse_size(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_shown_can_be_typed() {
-        for text in ["1ms", "2500ms", "90s", "5m", "25h", "35d"] {
-            assert_eq!(parse_duration(text).map(show_duration).as_deref(), Some(text));
-        }
-        for text in ["1B", "1000B", "64KiB", "3MiB", "1GiB"] {
-            assert_eq!(parse_size(text).map(show_size).as_deref(), Some(text));
-        }
-        assert_eq!(show_duration(Duration::ZERO), "0ms");
-        assert_eq!(show_size(0), "0B");
-    }
-
-    #[test]
-    fn a_wrong_value_says_what_would_be_right() {
-        type Read = fn(&mut Table) -> bool;
-        let cases: [(&str, Read, &str); 14] = [
-            ("k = 10", |t| t.duration("k").is_none(), "found a bare number, expected a string with a unit"),
-            ("k = \"10\"", |t| t.duration("k").is_none(), "\"10\" is not a duration above zero"),
-            ("k = \"0s\"", |t| t.duration("k").is_none(), "\"0s\" is not a duration above zero"),
-            ("k = 30.5", |t| t.duration("k").is_none(), "found a number with a fraction"),
-            ("k = 1024", |t| t.size("k").is_none(), "\"64KiB\""),
-            ("k = \"0B\"", |t| t.size("k").is_none(), "not a size above zero"),
-            (
-                "k = \"5\"",
-                |t| t.count("k", 1..=9).is_none(),
-                "found a string, expected a whole number from 1 to 9",
-            ),
-            (
-                "k = 10",
-                |t| t.count("k", 1..=9).is_none(),
-                "10 is out of range: give a whole number from 1 to 9",
-            ),
-            ("k = -1", |t| t.count("k", 0..=9).is_none(), "-1 is out of range"),
-            ("k = 99999999999999999999", |t| t.count("k", 0..=9).is_none(), "out of range"),
-            ("k = \"true\"", |t| t.flag("k").is_none(), "expected true or false, without quotes"),
-            ("k = \"x\"", |t| t.choice("k", &[("a", 1), ("b", 2)]).is_none(), "give one of \"a\", \"b\""),
-            ("k = 1", |t| t.table("k").is_none(), "expected a table"),
-            ("k = [1]", |t| t.texts("k").is_none(), "k[0]: found a bare number, expected a string"),
-        ];
-        for (toml, read, expected) in cases {
-            let (file, mut table) = File::parse("t.toml", toml);
-            assert!(read(&mut table), "{toml}");
-            assert!(table.failed("k"), "{toml}");
-            let lines = lines(&file);
-            assert_eq!(lines.len(), 1, "{toml}: {lines:?}");
-            assert!(lines[0].contains(expected), "{toml}: {lines:?}");
-        }
-    }
-
-    #[test]
-    fn ranges_include_their_ends() {
-        let second = Duration::from_secs(1);
-        for (toml, holds) in [("1s", true), ("2s", true), ("999ms", false), ("2001ms", false)] {
-            let (file, mut table) = File::parse("t", &format!("k = \"{toml}\""));
-            assert_eq!(table.duration_within("k", second..=second * 2).is_some(), holds, "{toml}");
-            assert!(lines(&file).iter().all(|line| line.contains("from 1s to 2s")));
-        }
-        for (toml, holds) in [("1KiB", true), ("2KiB", true), ("1023B", false), ("2049B", false)] {
-            let (_, mut table) = File::parse("t", &format!("k = \"{toml}\""));
-            assert_eq!(table.size_within("k", 1024..=2048).is_some(), holds, "{toml}");
-        }
-    }
-
-    #[test]
-    fn unknown_keys_are_named_with_the_nearest() {
-        let (file, mut table) = File::parse("t.toml", "lisen = 1\n\nzzz = 2\n\"a\\nb\" = 3\n[sub]\nx = 1");
-        table.text("listen");
-        table.flag("other");
-        if let Some(sub) = table.table("sub") {
-            sub.finish();
-        }
-        table.finish();
-        let expected = [
-            "t.toml:1: error: lisen: unknown key; did you mean \"listen\"?",
-            "t.toml:3: error: zzz: unknown key; known here: listen, other, sub",
-            "t.toml:4: error: \"a\\nb\": unknown key; known here: listen, other, sub",
-            "t.toml:6: error: sub.x: unknown key; known here: ",
-        ];
-        assert_eq!(lines(&file), expected);
-    }
-
-    #[test]
-    fn every_syntax_error_is_a_problem_with_its_line() {
-        for (toml, line) in [
-            ("a = 1\nb = \n", 2),
-            ("a = 1\na = 2\n", 2),
-            ("a = 1\n[t\nx = 1\n", 2),
-            ("x = \"abc\ny = 1\n", 1),
-            ("a = 1\n\n= 3", 3),
-        ] {
-            let (file, _) = File::parse("t.toml", toml);
-            let lines = lines(&file);
-            assert!(
-                lines.iter().any(|one| one.starts_with(&format!("t.toml:{line}: error: (syntax)"))),
-                "{lines:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn tables_and_lists_have_their_own_lines() {
-        let toml = "[s.b]\nk = 1\n[s.a]\nk = 2\n[[l]]\nk = 3\n[[l]]\nk = 4\n";
-        let (file, mut root) = File::parse("t", toml);
-        for (_, table) in root.tables("s") {
-            table.error("k", "here");
-            table.warning("", "table");
-        }
-        for table in root.table_list("l") {
-            table.error("k", "here");
-        }
-        let found: Vec<_> = file.take_problems().into_iter().map(|p| (p.line, p.key)).collect();
-        let expected = [(1, "s.b"), (2, "s.b.k"), (3, "s.a"), (4, "s.a.k"), (6, "l[0].k"), (8, "l[1].k")];
-        assert_eq!(found, expected.map(|(line, key)| (line, key.to_owned())));
-    }
-
-    #[test]
-    fn a_secret_is_never_shown() {
-        let toml = format!("s = \"{CANARY}\"\nt = {{ evn = \"{CANARY}\" }}\nu = [\"{CANARY}\", 1]\n");
-        let (file, mut table) = File::parse("t", &toml);
-        let shown = format!("{table:?} {file:?} {:?}", table.secret("s"));
-        assert!(!shown.contains(CANARY), "{shown}");
-        assert_eq!(table.secret("t"), None);
-        assert_eq!(table.secrets("u").map(|list| list.len()), Some(1));
-        assert_eq!(table.flag("s"), None);
-        let shown = format!("{:?} {:?}", lines(&file), table.secrets("s"));
-        assert!(!shown.contains(CANARY), "{shown}");
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_read_without_a_panic(text in "(?s).{0,200}") {
-            let (file, table) = File::parse("t", &text);
-            table.finish();
-            let lines = 1 + text.matches('\n').count();
-            for problem in file.take_problems() {
-                proptest::prop_assert!((1..=lines).contains(&problem.line));
-                proptest::prop_assert!(!problem.key.contains('\n'));
-            }
-        }
-    }
 }

@@ -3,17 +3,27 @@
 //! A [`Table`] hands out typed values by key. What is missing is `None`, what is wrong becomes a [`Problem`] with
 //! file, line and key, and reading goes on; [`Table::finish`] reports the keys that nobody asked for. This module
 //! knows TOML, units and secrets, and nothing of what the settings mean.
+//!
+//! Invariant: no string of the file that could be a secret reaches a message or a `Debug` output; only values of
+//! the kinds that never hold one (durations, sizes, numbers, choices) are quoted back.
+
+#[cfg(test)]
+mod tests;
+mod units;
+mod value;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
-use std::ops::Range;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
+
+pub use self::units::{parse_duration, parse_size, show_duration, show_size};
+use self::value::{Entries, Entry, Value, into_static};
 
 /// Whether a [`Problem`] stops the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +59,28 @@ impl fmt::Display for Problem {
     }
 }
 
+/// A place in a file, to report something about later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    at: usize,
+    key: String,
+}
+
+/// A value and where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located<T> {
+    /// The value.
+    pub value: T,
+    /// Where it stands.
+    pub place: Place,
+}
+
+/// How durations are typed.
+const DURATION_WANTED: &str = "a string with a unit: \"50ms\", \"10s\", \"5m\", \"24h\" or \"35d\"";
+
+/// Stands for the key in problems about the form of the file.
+const SYNTAX: &str = "(syntax)";
+
 /// A file that is being read, and the problems found in it so far.
 #[derive(Debug, Clone)]
 pub struct File {
@@ -59,7 +91,10 @@ pub struct File {
 struct FileInner {
     name: Arc<str>,
     line_starts: Vec<usize>,
+    whole: bool,
     problems: RefCell<Vec<Problem>>,
+    #[cfg(test)]
+    asked: RefCell<BTreeSet<String>>,
 }
 
 impl File {
@@ -67,24 +102,46 @@ impl File {
     #[must_use]
     pub fn parse(name: &str, text: &str) -> (Self, Table) {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        let inner = FileInner { name: name.into(), line_starts, problems: RefCell::default() };
-        let file = Self { inner: Rc::new(inner) };
         let (mut root, errors) = DeTable::parse_recoverable(text);
+        let inner = FileInner {
+            name: name.into(),
+            line_starts,
+            whole: errors.is_empty(),
+            problems: RefCell::default(),
+            #[cfg(test)]
+            asked: RefCell::default(),
+        };
+        let file = Self { inner: Rc::new(inner) };
         for error in errors {
             let at = error.span().map_or(0, |span| span.start);
-            file.report(at, "(syntax)", error.message().to_owned(), Severity::Error);
+            file.report(at, SYNTAX, error.message().to_owned(), Severity::Error);
         }
         root.get_mut().make_owned();
         let table = Table::new(&file, String::new(), 0, into_static(root.into_inner()));
         (file, table)
     }
 
-    /// The problems found so far, in the order of their lines; none are left in the file.
+    /// The problems found so far, in the order of their lines; none are left in the file. Of a line with a syntax
+    /// error only the first is told: what is said of values that could not be read would mislead.
     #[must_use]
     pub fn take_problems(&self) -> Vec<Problem> {
         let mut problems = self.inner.problems.take();
-        problems.sort_by_key(|problem| problem.line);
+        problems.sort_by_key(|problem| (problem.line, problem.key != SYNTAX));
+        let mut broken = None;
+        problems.retain(|problem| {
+            let told = broken != Some(problem.line);
+            if problem.key == SYNTAX {
+                broken = Some(problem.line);
+            }
+            told
+        });
         problems
+    }
+
+    /// Dotted paths of all keys that were asked for, written or not.
+    #[cfg(test)]
+    pub(crate) fn asked(&self) -> BTreeSet<String> {
+        self.inner.asked.borrow().clone()
     }
 
     fn report(&self, at: usize, key: &str, message: String, severity: Severity) {
@@ -95,66 +152,8 @@ impl File {
     }
 }
 
-/// Owned entries of one table; the TOML types borrow from their input, so keys and values are rebuilt as owned.
-type Entries = BTreeMap<String, Entry>;
-
-#[derive(Debug, Clone)]
-struct Entry {
-    at: usize,
-    value: Value,
-}
-
-#[derive(Debug, Clone)]
-enum Value {
-    Text(String),
-    Integer(String),
-    Flag(bool),
-    List(Vec<Entry>),
-    Table(Entries),
-    Other(&'static str),
-}
-
-impl Value {
-    fn kind(&self) -> &'static str {
-        match self {
-            Self::Text(_) => "a string",
-            Self::Integer(_) => "a bare number",
-            Self::Flag(_) => "true/false",
-            Self::List(_) => "a list",
-            Self::Table(_) => "a table",
-            Self::Other(kind) => kind,
-        }
-    }
-}
-
-fn into_static(table: DeTable<'_>) -> Entries {
-    let entry = |(key, value): (Spanned<std::borrow::Cow<'_, str>>, Spanned<DeValue<'_>>)| {
-        let at = key.span().start;
-        (key.into_inner().into_owned(), owned(at, value))
-    };
-    table.into_iter().map(entry).collect()
-}
-
-fn owned(at: usize, value: Spanned<DeValue<'_>>) -> Entry {
-    let item = |value: Spanned<DeValue<'_>>| {
-        let Range { start, .. } = value.span();
-        owned(start, value)
-    };
-    let value = match value.into_inner() {
-        DeValue::String(text) => Value::Text(text.into_owned()),
-        DeValue::Integer(number) if number.radix() == 10 => Value::Integer(number.as_str().to_owned()),
-        DeValue::Integer(_) => Value::Other("a number that is not decimal"),
-        DeValue::Boolean(flag) => Value::Flag(flag),
-        DeValue::Array(list) => Value::List(list.into_iter().map(item).collect()),
-        DeValue::Table(table) => Value::Table(into_static(table)),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
-        DeValue::Datetime(_) => Value::Other("a date"),
-    };
-    Entry { at, value }
-}
-
-/// Where a secret comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where a secret comes from. `Debug` does not show a literal one.
+#[derive(Clone, PartialEq, Eq)]
 pub enum SecretSource {
     /// An environment variable.
     Env(String),
@@ -162,6 +161,16 @@ pub enum SecretSource {
     File(String),
     /// Written in the settings themselves.
     Literal(String),
+}
+
+impl fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Env(name) => write!(f, "Env({name:?})"),
+            Self::File(path) => write!(f, "File({path:?})"),
+            Self::Literal(_) => f.write_str("Literal(…)"),
+        }
+    }
 }
 
 /// One table of a file; see the module.
@@ -172,11 +181,12 @@ pub struct Table {
     at: usize,
     entries: Entries,
     known: BTreeSet<&'static str>,
+    failed: RefCell<BTreeSet<String>>,
 }
 
 impl Table {
     fn new(file: &File, path: String, at: usize, entries: Entries) -> Self {
-        Self { file: file.clone(), path, at, entries, known: BTreeSet::new() }
+        Self { file: file.clone(), path, at, entries, known: BTreeSet::new(), failed: RefCell::default() }
     }
 
     /// Dotted path of this table; empty for the root.
@@ -191,6 +201,48 @@ impl Table {
         self.entries.contains_key(key)
     }
 
+    /// Reports that `key` is missing, unless it was written wrongly, or may be in a part of the file that could not
+    /// be read.
+    pub fn missing(&self, key: &str, message: impl Into<String>) {
+        if self.is_whole() && !self.failed(key) {
+            self.error(key, message);
+        }
+    }
+
+    /// Whether the file had no syntax error. If it had one, any other part of it may have got lost, too.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.file.inner.whole
+    }
+
+    /// Whether an error about the key was reported through this table: its value is not what was meant.
+    #[must_use]
+    pub fn failed(&self, key: &str) -> bool {
+        self.failed.borrow().contains(key)
+    }
+
+    /// Where `key` stands, or the table if it was not written.
+    #[must_use]
+    pub fn place(&self, key: &str) -> Place {
+        Place { at: self.entries.get(key).map_or(self.at, |entry| entry.at), key: self.join(key) }
+    }
+
+    /// Reports an error about a value of `key` that stands at `place`.
+    pub fn error_at(&self, key: &str, place: &Place, message: impl Into<String>) {
+        self.failed.borrow_mut().insert(key.to_owned());
+        self.file.report(place.at, &place.key, message.into(), Severity::Error);
+    }
+
+    /// Reports a warning about something that stands at `place`.
+    pub fn warning_at(&self, place: &Place, message: impl Into<String>) {
+        self.file.report(place.at, &place.key, message.into(), Severity::Warning);
+    }
+
+    /// Reports something about what stands at `place`; no key counts as failed by it.
+    pub fn report_at(&self, place: &Place, severity: Severity, message: String) {
+        self.file.report(place.at, &place.key, message, severity);
+    }
+
     /// Reports an error about `key` of this table, or about the table itself if `key` is empty.
     pub fn error(&self, key: &str, message: impl Into<String>) {
         self.report(key, message.into(), Severity::Error);
@@ -202,20 +254,35 @@ impl Table {
     }
 
     fn report(&self, key: &str, message: String, severity: Severity) {
-        let at = self.entries.get(key).map_or(self.at, |entry| entry.at);
-        self.file.report(at, &self.join(key), message, severity);
+        if severity == Severity::Error {
+            self.failed.borrow_mut().insert(key.to_owned());
+        }
+        let Place { at, key } = self.place(key);
+        self.file.report(at, &key, message, severity);
     }
 
+    /// Path of a key, or of the table itself if `key` is empty.
     fn join(&self, key: &str) -> String {
         match (self.path.is_empty(), key.is_empty()) {
-            (true, _) => key.to_owned(),
+            (true, true) => "(file)".to_owned(),
             (false, true) => self.path.clone(),
-            (false, false) => format!("{}.{key}", self.path),
+            (_, false) => self.child(key),
+        }
+    }
+
+    /// Path of a key as it stands in the file, where it may be empty.
+    fn child(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            spelled(key).into_owned()
+        } else {
+            format!("{}.{}", self.path, spelled(key))
         }
     }
 
     fn get(&mut self, key: &'static str) -> Option<Entry> {
         self.known.insert(key);
+        #[cfg(test)]
+        self.file.inner.asked.borrow_mut().insert(self.join(key));
         self.entries.get(key).cloned()
     }
 
@@ -236,7 +303,7 @@ impl Table {
     }
 
     /// A whole number inside `range`.
-    pub fn count(&mut self, key: &'static str, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
+    pub fn count(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let wanted = format!("a whole number from {} to {}", range.start(), range.end());
         match self.get(key)?.value {
             Value::Integer(text) => match text.parse::<u64>() {
@@ -249,13 +316,40 @@ impl Table {
 
     /// A duration above zero, written with its unit: `"50ms"`, `"10s"`, `"5m"`, `"24h"`, `"35d"`.
     pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
-        const WANTED: &str = "a string with a unit: \"50ms\", \"10s\", \"5m\", \"24h\" or \"35d\"";
+        self.duration_wanted(key, DURATION_WANTED)
+    }
+
+    /// A duration inside `range`; see [`Table::duration`].
+    pub fn duration_within(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        let duration = self.duration(key)?;
+        self.within(key, duration, &range)
+    }
+
+    /// A duration inside `range`, or a word that stands for none (`Some(None)`).
+    pub fn duration_or(
+        &mut self,
+        key: &'static str,
+        word: &str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Option<Duration>> {
+        if matches!(self.get(key)?.value, Value::Text(text) if text == word) {
+            return Some(None);
+        }
+        let duration = self.duration_wanted(key, &format!("{DURATION_WANTED}; or {word:?}"))?;
+        self.within(key, duration, &range).map(Some)
+    }
+
+    fn duration_wanted(&mut self, key: &'static str, wanted: &str) -> Option<Duration> {
         match self.get(key)?.value {
             Value::Text(text) => match parse_duration(&text) {
                 Some(duration) if !duration.is_zero() => Some(duration),
-                _ => self.refuse(key, format!("{text:?} is not a duration above zero: give {WANTED}")),
+                _ => self.refuse(key, format!("{text:?} is not a duration above zero: give {wanted}")),
             },
-            other => self.wrong(key, &other, WANTED),
+            other => self.wrong(key, &other, wanted),
         }
     }
 
@@ -271,6 +365,25 @@ impl Table {
         }
     }
 
+    /// A size inside `range`; see [`Table::size`].
+    pub fn size_within(&mut self, key: &'static str, range: RangeInclusive<usize>) -> Option<usize> {
+        let size = self.size(key)?;
+        if range.contains(&size) {
+            return Some(size);
+        }
+        let (found, least, most) = (show_size(size), show_size(*range.start()), show_size(*range.end()));
+        self.refuse(key, format!("{found} is out of range: give a size from {least} to {most}"))
+    }
+
+    fn within(&self, key: &str, duration: Duration, range: &RangeInclusive<Duration>) -> Option<Duration> {
+        if range.contains(&duration) {
+            return Some(duration);
+        }
+        let (found, least, most) = (show_duration(duration), range.start(), range.end());
+        let (least, most) = (show_duration(*least), show_duration(*most));
+        self.refuse(key, format!("{found} is out of range: give a duration from {least} to {most}"))
+    }
+
     /// One of the named choices.
     pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         let names: Vec<String> = choices.iter().map(|(name, _)| format!("{name:?}")).collect();
@@ -284,23 +397,39 @@ impl Table {
         }
     }
 
-    /// A list of strings; a single string counts as a list of one.
+    /// A list of strings; a single string counts as a list of one. `None` if any of them is wrong.
     pub fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let texts = self.located_texts(key)?;
+        if self.failed(key) { None } else { Some(texts.into_iter().map(|text| text.value).collect()) }
+    }
+
+    /// A list of strings, each with its place; a single string counts as a list of one. What is no string is
+    /// reported and left out.
+    pub fn located_texts(&mut self, key: &'static str) -> Option<Vec<Located<String>>> {
         const WANTED: &str = "a string or a list of strings";
-        match self.get(key)?.value {
-            Value::Text(text) => Some(vec![text]),
+        let entry = self.get(key)?;
+        match entry.value {
+            Value::Text(value) => Some(vec![Located { value, place: self.place(key) }]),
             Value::List(list) => {
-                let mut texts = Vec::with_capacity(list.len());
-                for entry in list {
-                    match entry.value {
-                        Value::Text(text) => texts.push(text),
-                        other => return self.wrong(key, &other, WANTED),
+                let text = |(place, entry): (Place, Entry)| match entry.value {
+                    Value::Text(value) => Some(Located { value, place }),
+                    other => {
+                        self.error_at(key, &place, format!("found {}, expected a string", other.kind()));
+                        None
                     }
-                }
-                Some(texts)
+                };
+                Some(self.items(key, list).filter_map(text).collect())
             }
             other => self.wrong(key, &other, WANTED),
         }
+    }
+
+    fn items(&self, key: &str, list: Vec<Entry>) -> impl Iterator<Item = (Place, Entry)> {
+        let path = self.join(key);
+        list.into_iter().enumerate().map(move |(index, entry)| {
+            let place = Place { at: entry.at, key: format!("{path}[{index}]") };
+            (place, entry)
+        })
     }
 
     /// The table at `key`.
@@ -312,6 +441,15 @@ impl Table {
         }
     }
 
+    /// The table at `key`, or an empty one if it was not written, so that what is missing in it is reported.
+    #[must_use]
+    pub fn table_or_empty(&mut self, key: &'static str) -> Table {
+        match self.table(key) {
+            Some(table) => table,
+            None => Table::new(&self.file, self.join(key), self.at, Entries::new()),
+        }
+    }
+
     /// The named tables under `key`: `[source.a]` and `[source.b]` for `source`.
     pub fn tables(&mut self, key: &'static str) -> Vec<(String, Table)> {
         let Some(outer) = self.table(key) else { return Vec::new() };
@@ -319,7 +457,7 @@ impl Table {
         for (name, entry) in &outer.entries {
             match &entry.value {
                 Value::Table(entries) => {
-                    let table = Table::new(&self.file, outer.join(name), entry.at, entries.clone());
+                    let table = Table::new(&self.file, outer.child(name), entry.at, entries.clone());
                     tables.push((name.clone(), table));
                 }
                 other => outer.error(name, format!("found {}, expected a table", other.kind())),
@@ -336,15 +474,10 @@ impl Table {
             return Vec::new();
         };
         let mut tables = Vec::with_capacity(list.len());
-        for (index, entry) in list.into_iter().enumerate() {
+        for (place, entry) in self.items(key, list) {
             match entry.value {
-                Value::Table(entries) => {
-                    let path = format!("{}[{index}]", self.join(key));
-                    tables.push(Table::new(&self.file, path, entry.at, entries));
-                }
-                other => {
-                    self.wrong::<()>(key, &other, "a list of tables");
-                }
+                Value::Table(entries) => tables.push(Table::new(&self.file, place.key, place.at, entries)),
+                other => self.error_at(key, &place, format!("found {}, expected a table", other.kind())),
             }
         }
         tables
@@ -353,36 +486,42 @@ impl Table {
     /// A secret: `"text"`, `{ env = "NAME" }` or `{ file = "path" }`.
     pub fn secret(&mut self, key: &'static str) -> Option<SecretSource> {
         let entry = self.get(key)?;
-        self.secret_of(key, entry)
+        self.secret_of(key, self.place(key), entry).map(|secret| secret.value)
     }
 
-    /// A list of secrets; a single one counts as a list of one.
-    pub fn secrets(&mut self, key: &'static str) -> Option<Vec<SecretSource>> {
+    /// A list of secrets, each with its place; a single one counts as a list of one. What cannot be read is
+    /// reported and left out.
+    pub fn secrets(&mut self, key: &'static str) -> Option<Vec<Located<SecretSource>>> {
         let entry = self.get(key)?;
-        match entry.value {
+        let found = match entry.value {
             Value::List(list) => {
-                let found: Vec<_> = list.into_iter().map(|entry| self.secret_of(key, entry)).collect();
-                found.into_iter().collect()
+                let items = self.items(key, list);
+                items.filter_map(|(place, entry)| self.secret_of(key, place, entry)).collect()
             }
-            _ => self.secret_of(key, entry).map(|secret| vec![secret]),
-        }
+            _ => self.secret_of(key, self.place(key), entry).into_iter().collect(),
+        };
+        Some(found)
     }
 
-    fn secret_of(&self, key: &str, entry: Entry) -> Option<SecretSource> {
+    fn secret_of(&self, key: &str, place: Place, entry: Entry) -> Option<Located<SecretSource>> {
         const WANTED: &str = "\"text\", { env = \"NAME\" } or { file = \"path\" }";
-        match entry.value {
+        let kind = entry.value.kind();
+        let value = match entry.value {
             Value::Text(text) => Some(SecretSource::Literal(text)),
             Value::Table(mut entries) if entries.len() == 1 => match entries.pop_first() {
-                Some((name, Entry { value: Value::Text(text), .. })) if name == "env" => {
-                    Some(SecretSource::Env(text))
-                }
-                Some((name, Entry { value: Value::Text(text), .. })) if name == "file" => {
-                    Some(SecretSource::File(text))
-                }
-                _ => self.refuse(key, format!("this secret cannot be read: give {WANTED}")),
+                Some((name, Entry { value: Value::Text(text), .. })) => match name.as_str() {
+                    "env" => Some(SecretSource::Env(text)),
+                    "file" => Some(SecretSource::File(text)),
+                    _ => None,
+                },
+                _ => None,
             },
-            other => self.wrong(key, &other, WANTED),
+            _ => None,
+        };
+        if value.is_none() {
+            self.error_at(key, &place, format!("found {kind} that is no secret: give {WANTED}"));
         }
+        value.map(|value| Located { value, place })
     }
 
     fn wrong<T>(&self, key: &str, found: &Value, wanted: &str) -> Option<T> {
@@ -404,9 +543,15 @@ impl Table {
                 Some(near) => format!("unknown key; did you mean {near:?}?"),
                 None => format!("unknown key; known here: {}", join(self.known.iter().copied())),
             };
-            self.file.report(entry.at, &self.join(key), message, Severity::Error);
+            self.file.report(entry.at, &self.child(key), message, Severity::Error);
         }
     }
+}
+
+/// A key as it would be typed: quoted and escaped if it is not a bare one, so that it stays on one line.
+fn spelled(key: &str) -> std::borrow::Cow<'_, str> {
+    let bare = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    if !key.is_empty() && key.bytes().all(bare) { key.into() } else { format!("{key:?}").into() }
 }
 
 fn join<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -420,39 +565,4 @@ pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&
         .filter(|(likeness, _)| *likeness > 0.75)
         .max_by(|(a, _), (b, _)| a.total_cmp(b))
         .map(|(_, candidate)| candidate)
-}
-
-/// Reads `"10s"` and the like; `None` if the text is no whole number with a known unit.
-#[must_use]
-pub fn parse_duration(text: &str) -> Option<Duration> {
-    let (number, unit) = split_unit(text)?;
-    let millis = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return None,
-    };
-    number.checked_mul(millis).filter(|total| *total <= i64::MAX as u64).map(Duration::from_millis)
-}
-
-/// Reads `"1MiB"` and the like; `None` if the text is no whole number with a known unit.
-#[must_use]
-pub fn parse_size(text: &str) -> Option<usize> {
-    let (number, unit) = split_unit(text)?;
-    let bytes: u64 = match unit {
-        "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        _ => return None,
-    };
-    number.checked_mul(bytes).and_then(|total| usize::try_from(total).ok())
-}
-
-fn split_unit(text: &str) -> Option<(u64, &str)> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at_checked(digits)?;
-    Some((number.parse().ok()?, unit))
 }

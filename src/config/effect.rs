@@ -1,0 +1,110 @@
+//! The business effect of a source.
+//!
+//! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement.
+
+use super::Effect;
+use crate::settings::Table;
+
+/// Longest name of a group, in bytes.
+const GROUP_MAX: usize = 255;
+
+/// Longest identifier in Postgres; it cuts longer ones without an error.
+const IDENTIFIER_MAX: usize = 63;
+
+/// The group of sources without an effect.
+const NO_EFFECT: &str = "none";
+
+/// `effect`
+pub(super) fn effect(table: &mut Table) -> Effect {
+    const KEY: &str = "effect";
+    const WANTED: &str = "give \"none\" or \"schema.function\"";
+    let Some(text) = table.text(KEY) else { return Effect::None };
+    match text.as_str() {
+        NO_EFFECT => return Effect::None,
+        "pull" => table.error(KEY, format!("\"pull\" is not available in this version: {WANTED}")),
+        _ => match function_problem(&text) {
+            None => return Effect::Function(text),
+            Some(problem) => table.error(KEY, format!("{text:?} {problem}: {WANTED}")),
+        },
+    }
+    Effect::None
+}
+
+/// The text becomes part of a statement, so it must be two identifiers and nothing else.
+fn function_problem(text: &str) -> Option<&'static str> {
+    const FORM: &str =
+        "is not two names of a-z, 0-9 and _ joined by a dot (others in double quotes: '\"My\".\"Fn\"')";
+    let Some((schema, rest)) = identifier(text) else { return Some(FORM) };
+    let Some(rest) = rest.strip_prefix('.') else {
+        return Some(if rest.is_empty() { "names no schema" } else { FORM });
+    };
+    let Some((function, "")) = identifier(rest) else { return Some(FORM) };
+    let too_long = schema > IDENTIFIER_MAX || function > IDENTIFIER_MAX;
+    too_long.then_some("has a name of more than 63 bytes, which Postgres would cut")
+}
+
+/// The length of the identifier at the start of the text, and what follows it.
+fn identifier(text: &str) -> Option<(usize, &str)> {
+    let Some(mut rest) = text.strip_prefix('"') else {
+        let plain = |char: char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_';
+        let end = text.find(|char| !plain(char)).unwrap_or(text.len());
+        let starts = text.starts_with(|char: char| char.is_ascii_lowercase() || char == '_');
+        return if starts { text.get(end..).map(|rest| (end, rest)) } else { None };
+    };
+    let mut length = 0;
+    loop {
+        let end = rest.find('"')?;
+        length += end;
+        let inside = rest.get(..end)?;
+        if inside.contains(char::is_control) {
+            return None;
+        }
+        rest = rest.get(end + 1..)?;
+        match rest.strip_prefix('"') {
+            Some(after) => (rest, length) = (after, length + 1),
+            None => return (length > 0).then_some((length, rest)),
+        }
+    }
+}
+
+/// `effect_parallel`
+pub(super) fn effect_parallel(table: &mut Table, effect: &Effect) -> bool {
+    const KEY: &str = "effect_parallel";
+    let parallel = table.flag(KEY);
+    if parallel == Some(true) && *effect == Effect::None && !table.failed("effect") {
+        table.warning(KEY, "has no effect without an effect");
+    }
+    parallel.unwrap_or(false)
+}
+
+/// `effect_group`
+pub(super) fn effect_group(table: &mut Table, effect: &Effect) -> String {
+    const KEY: &str = "effect_group";
+    let default = match effect {
+        Effect::None => NO_EFFECT.to_owned(),
+        Effect::Function(name) => name.clone(),
+    };
+    let Some(group) = table.text(KEY) else { return default };
+    if *effect == Effect::None {
+        if !table.failed("effect") {
+            table.error(KEY, "names a group of effects, but this source has none: remove it, or give effect");
+        }
+        return default;
+    }
+    if group.is_empty() || group.len() > GROUP_MAX || group.contains(char::is_control) || group == NO_EFFECT {
+        let wanted = format!("1 to {GROUP_MAX} bytes without control characters, other than {NO_EFFECT:?}");
+        table.error(KEY, format!("{group:?} cannot be the name of a group: give {wanted}"));
+        return default;
+    }
+    group
+}
+
+/// There is one way to go on after an error so far; the key is there so that files can say it.
+pub(super) fn check_on_error(table: &mut Table) {
+    const KEY: &str = "on_error";
+    if table.choice(KEY, &[("retry", true), ("park", false)]) == Some(false) {
+        let message = "\"park\" is not available in this version: give \"retry\", which answers 503 so that the \
+                       provider sends the event again";
+        table.error(KEY, message);
+    }
+}

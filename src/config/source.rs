@@ -1,0 +1,358 @@
+//! `[source.NAME]` and `[scheme.NAME]`.
+//!
+//! Invariant: a source without a key that can verify something is refused; a missing signature never means that
+//! there is nothing to check.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
+
+use super::effect::{check_on_error, effect, effect_group, effect_parallel};
+use super::read::{BODY, TIMEOUT, public_url};
+use super::secret::{Secrets, origin};
+use super::{Ack, Effect, OnMismatch, Server, Source, Tolerance};
+use crate::provider::{Facts, Key, Scheme};
+use crate::settings::{Table, nearest};
+
+/// Most secrets of one source: each may cost a computation per request, also for senders that know none of them.
+const SECRETS_MAX: usize = 16;
+
+/// Most headers that are kept with an event.
+const HEADERS_MAX: usize = 64;
+
+/// Largest body of the success answer, in bytes.
+const ACK_BODY_MAX: usize = 64 << 10;
+
+/// Longest scope, in bytes.
+const SCOPE_MAX: usize = 255;
+
+/// Headers that carry secrets at any provider.
+const SECRET_HEADERS: [&str; 6] = [
+    "authorization",
+    "cookie",
+    "proxy-authorization",
+    "set-cookie",
+    "x-gitlab-token",
+    "x-telegram-bot-api-secret-token",
+];
+
+/// Parts of header names that make a secret likely.
+const SECRET_WORDS: [&str; 6] = ["token", "secret", "password", "api-key", "apikey", "session"];
+
+/// What settings must know of a scheme.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Traits {
+    pub(super) name: String,
+    pub(super) facts: Facts,
+    /// Headers that the scheme reads: signature, token, timestamp, id.
+    pub(super) headers: Vec<String>,
+    /// Those of them that hold a signature or token.
+    pub(super) secret_headers: Vec<String>,
+    pub(super) quirks: Vec<Quirk>,
+}
+
+/// What sets a scheme apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quirk {
+    /// The signature covers the URL, so that the public one must be known.
+    SignsUrl,
+    /// The body changes between two attempts of one event, in a part that the digest covers.
+    DigestVaries,
+    /// Requests have no id, so that none is ever a duplicate.
+    NeverDedupes,
+    /// There is no timestamp to hold against the clock.
+    Timeless,
+}
+
+impl Traits {
+    pub(super) fn has(&self, quirk: Quirk) -> bool {
+        self.quirks.contains(&quirk)
+    }
+}
+
+/// Where the schemes that come with the program are found.
+pub(super) struct Providers<'a> {
+    pub(super) preset: &'a dyn Fn(&str) -> Option<Arc<Scheme>>,
+    pub(super) names: &'a [&'static str],
+    pub(super) traits: &'a dyn Fn(&Scheme) -> Traits,
+}
+
+impl Providers<'static> {
+    pub(super) fn embedded() -> Self {
+        Self { preset: &Scheme::preset, names: Scheme::preset_names(), traits: &traits }
+    }
+}
+
+/// The one place that asks a scheme for what settings must know of it.
+///
+/// MERGE: fill the rest from the scheme as soon as it can tell.
+fn traits(scheme: &Scheme) -> Traits {
+    Traits { name: scheme.name.clone(), facts: scheme.facts.clone(), ..Traits::default() }
+}
+
+/// A source that was read, with what is compared later.
+pub(super) struct Reading {
+    pub(super) table: Table,
+    pub(super) draft: Draft,
+    scheme: Option<Arc<Scheme>>,
+    pub(super) traits: Option<Traits>,
+    ack: Option<Ack>,
+}
+
+/// The parts of a source that need no scheme.
+pub(super) struct Draft {
+    pub(super) name: Arc<str>,
+    keys: Vec<Key>,
+    pub(super) public_url: Option<String>,
+    scope: Arc<str>,
+    pub(super) effect: Effect,
+    pub(super) effect_parallel: bool,
+    pub(super) effect_group: String,
+    pub(super) on_mismatch: OnMismatch,
+    tolerance: Option<Tolerance>,
+    id_max: usize,
+    pub(super) body_max: usize,
+    pub(super) deadline: Duration,
+    headers: Vec<HeaderName>,
+}
+
+impl Reading {
+    /// Reports the keys that nobody asked for. `None` only after an error was reported.
+    pub(super) fn finish(self) -> Option<Source> {
+        self.table.finish();
+        let draft = self.draft;
+        Some(Source {
+            name: draft.name,
+            scheme: self.scheme?,
+            keys: draft.keys,
+            public_url: draft.public_url,
+            scope: draft.scope,
+            effect: draft.effect,
+            effect_parallel: draft.effect_parallel,
+            effect_group: draft.effect_group,
+            on_mismatch: draft.on_mismatch,
+            tolerance: draft.tolerance,
+            id_max: draft.id_max,
+            body_max: draft.body_max,
+            deadline: draft.deadline,
+            headers: draft.headers,
+            ack: self.ack?,
+        })
+    }
+}
+
+/// Reads all schemes and sources of the file.
+pub(super) fn read_all(
+    root: &mut Table,
+    secrets: &Secrets<'_>,
+    server: &Server,
+    providers: &Providers<'_>,
+) -> Vec<Reading> {
+    let schemes = Schemes { own: own_schemes(root), providers };
+    let read = |(name, table): (String, Table)| read(&name, table, secrets, server, &schemes);
+    root.tables("source").into_iter().map(read).collect()
+}
+
+/// Schemes by name; one of the file comes before a preset. `None`: it was read, with errors.
+struct Schemes<'a> {
+    own: BTreeMap<String, Option<Arc<Scheme>>>,
+    providers: &'a Providers<'a>,
+}
+
+fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Scheme>>> {
+    let read = |(name, table): (String, Table)| {
+        check_name(&table, &name, "scheme");
+        let scheme = Scheme::read(&name, table).map(Arc::new);
+        (name, scheme)
+    };
+    root.tables("scheme").into_iter().map(read).collect()
+}
+
+/// Names stand in paths, metrics and the ledger.
+fn check_name(table: &Table, name: &str, what: &str) {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b'-';
+    let starts = name.starts_with(|char: char| char.is_ascii_lowercase() || char.is_ascii_digit());
+    if !starts || name.len() > 63 || !name.bytes().all(fits) {
+        let wanted = "give 1 to 63 of a-z, 0-9, _ and -, starting with a letter or digit";
+        table.error("", format!("{name:?} cannot be the name of a {what}: {wanted}"));
+    }
+}
+
+fn read(
+    name: &str,
+    mut table: Table,
+    secrets: &Secrets<'_>,
+    server: &Server,
+    schemes: &Schemes<'_>,
+) -> Reading {
+    check_name(&table, name, "source");
+    let scheme = provider(&mut table, schemes);
+    let traits = scheme.as_deref().map(schemes.providers.traits);
+    let effect = effect(&mut table);
+    check_on_error(&mut table);
+    let preset_body_max = traits.as_ref().and_then(|traits| traits.facts.body_max);
+    let draft = Draft {
+        name: name.into(),
+        keys: keys(&mut table, secrets, scheme.as_deref()),
+        public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
+        scope: scope(&mut table),
+        effect_parallel: effect_parallel(&mut table, &effect),
+        effect_group: effect_group(&mut table, &effect),
+        effect,
+        on_mismatch: on_mismatch(&mut table),
+        tolerance: tolerance(&mut table),
+        id_max: super::read::count(&mut table, "id_max", 1..=2_048, 512),
+        body_max: table.size_within("body_max", BODY).or(preset_body_max).unwrap_or(server.body_max),
+        deadline: table.duration_within("deadline", TIMEOUT).unwrap_or(server.deadline),
+        headers: headers(&mut table, traits.as_ref()),
+    };
+    let ack = ack(&mut table);
+    Reading { table, draft, scheme, traits, ack }
+}
+
+fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
+    const KEY: &str = "provider";
+    let known = || schemes.own.keys().map(String::as_str).chain(schemes.providers.names.iter().copied());
+    let Some(name) = table.text(KEY) else {
+        table.missing(
+            KEY,
+            "missing: give the name of a preset (`hapax providers` lists them) or [scheme.NAME]",
+        );
+        return None;
+    };
+    if let Some(own) = schemes.own.get(&name) {
+        return own.clone();
+    }
+    let preset = (schemes.providers.preset)(&name);
+    if preset.is_none() {
+        let hint = match nearest(&name, known()) {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => "`hapax providers` lists the presets; others need a [scheme.NAME]".to_owned(),
+        };
+        table.error(KEY, format!("{name:?} is neither a preset nor a scheme of this file; {hint}"));
+    }
+    preset
+}
+
+/// All secrets are fetched and decoded, so that every mistake among them is reported.
+fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
+    const KEY: &str = "secrets";
+    let found = table.secrets(KEY).unwrap_or_default();
+    if found.is_empty() {
+        let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";
+        table.missing(KEY, format!("no secret, and without one anybody could send events: {wanted}"));
+    }
+    if found.len() > SECRETS_MAX {
+        table
+            .error(KEY, format!("{} secrets, and {SECRETS_MAX} are the limit: remove old ones", found.len()));
+    }
+    let mut keys = Vec::with_capacity(found.len());
+    for secret in found {
+        let Some(text) = secrets.fetch(table, KEY, &secret.place, &secret.value) else { continue };
+        match scheme.map(|scheme| scheme.key(&text)) {
+            Some(Ok(key)) => keys.push(key),
+            Some(Err(problem)) => {
+                let origin = origin(&secret.value);
+                table.error_at(KEY, &secret.place, format!("{origin} does not fit this provider: {problem}"));
+            }
+            None => {}
+        }
+    }
+    keys
+}
+
+fn scope(table: &mut Table) -> Arc<str> {
+    const KEY: &str = "scope";
+    let scope = table.text(KEY).unwrap_or_else(|| "-".to_owned());
+    if scope.is_empty() || scope.len() > SCOPE_MAX || scope.contains(char::is_control) {
+        table.error(KEY, format!("give 1 to {SCOPE_MAX} bytes without control characters"));
+    }
+    scope.into()
+}
+
+fn on_mismatch(table: &mut Table) -> OnMismatch {
+    const KEY: &str = "on_mismatch";
+    let choices =
+        [("report", Some(OnMismatch::Report)), ("refuse", Some(OnMismatch::Refuse)), ("accept", None)];
+    let choice = table.choice(KEY, &choices);
+    if choice == Some(None) {
+        table.error(KEY, "\"accept\" is not available in this version: give \"report\" or \"refuse\"");
+    }
+    choice.flatten().unwrap_or(OnMismatch::Report)
+}
+
+fn tolerance(table: &mut Table) -> Option<Tolerance> {
+    const KEY: &str = "tolerance";
+    const MOST: Duration = Duration::from_secs(86_400);
+    let range = Duration::from_secs(1)..=MOST;
+    table.duration_or(KEY, "off", range).map(|within| within.map_or(Tolerance::Off, Tolerance::Within))
+}
+
+fn headers(table: &mut Table, traits: Option<&Traits>) -> Vec<HeaderName> {
+    const KEY: &str = "headers";
+    let texts = table.located_texts(KEY).unwrap_or_default();
+    if texts.len() > HEADERS_MAX {
+        table.error(KEY, format!("{} headers, and {HEADERS_MAX} are the limit", texts.len()));
+    }
+    let mut seen = BTreeSet::new();
+    let mut names = Vec::with_capacity(texts.len());
+    for text in texts {
+        let Ok(name) = text.value.to_ascii_lowercase().parse::<HeaderName>() else {
+            table.error_at(KEY, &text.place, format!("{:?} cannot be the name of a header", text.value));
+            continue;
+        };
+        if let Some(why) = secret_header(name.as_str(), traits) {
+            table.error_at(KEY, &text.place, format!("{name} {why}, which must not be stored: remove it"));
+        } else if SECRET_WORDS.iter().any(|word| name.as_str().contains(word)) {
+            table.warning_at(
+                &text.place,
+                format!("{name} may carry a secret, and would be stored with each event"),
+            );
+        }
+        if seen.insert(name.as_str().to_owned()) {
+            names.push(name);
+        } else {
+            table.warning_at(&text.place, format!("{name} stands there twice"));
+        }
+    }
+    names
+}
+
+fn secret_header(name: &str, traits: Option<&Traits>) -> Option<&'static str> {
+    if SECRET_HEADERS.contains(&name) {
+        return Some("carries a secret");
+    }
+    let of_scheme = |traits: &Traits| traits.secret_headers.iter().any(|one| one.eq_ignore_ascii_case(name));
+    traits.is_some_and(of_scheme).then_some("carries this provider's signature or token")
+}
+
+fn ack(table: &mut Table) -> Option<Ack> {
+    const KEY: &str = "ack";
+    let mut table = match table.table(KEY) {
+        Some(inner) => inner,
+        None if table.failed(KEY) => return None,
+        None => return Some(Ack { status: StatusCode::OK, body: Bytes::new(), content_type: None }),
+    };
+    let status = table.count("status", 200..=299).unwrap_or(200);
+    let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let body = table.text("body").unwrap_or_default();
+    let content_type = table.text("type").unwrap_or_else(|| "text/plain".to_owned());
+    let header = HeaderValue::from_str(&content_type).ok().filter(|_| content_type.contains('/'));
+    if header.is_none() {
+        table.error("type", format!("{content_type:?} is no content type: give one like \"text/plain\""));
+    }
+    if body.len() > ACK_BODY_MAX {
+        table.error("body", format!("has {} bytes, and {ACK_BODY_MAX} are the limit", body.len()));
+    }
+    if let Some(StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT) = status
+        && !body.is_empty()
+    {
+        table.error("body", "an answer with status 204 or 205 has no body: remove it, or give status = 200");
+    }
+    table.finish();
+    let content_type = if body.is_empty() { None } else { Some(header?) };
+    Some(Ack { status: status?, body: body.into(), content_type })
+}

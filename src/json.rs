@@ -391,3 +391,173 @@ pub(crate) fn text(raw: &str) -> Result<Option<Cow<'_, str>>, NotText> {
     let whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if whole && raw != "-0" { Ok(Some(Cow::Borrowed(raw))) } else { Err(NotText) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one pass finds at each pointer; `None` if the bytes are no JSON.
+    fn find(pointers: &[&str], body: &[u8]) -> Option<Vec<String>> {
+        let mut tree = Pointers::default();
+        let slots: Vec<Slot> =
+            pointers.iter().map(|text| tree.add(&Pointer::parse(text).unwrap()).unwrap()).collect();
+        let scan = tree.scan(body);
+        let show = |slot: &Slot| {
+            scan.get(*slot).map(|found| match found {
+                Found::Absent => "absent".to_owned(),
+                Found::Value(raw) => raw.to_owned(),
+                Found::Twice => "twice".to_owned(),
+                Found::Broken => "broken".to_owned(),
+            })
+        };
+        slots.iter().map(show).collect()
+    }
+
+    fn one(pointer: &str, body: impl AsRef<[u8]>) -> String {
+        find(&[pointer], body.as_ref()).map_or("not json".to_owned(), |mut found| found.remove(0))
+    }
+
+    #[test]
+    fn pointers_are_parsed_as_the_rfc_says() {
+        let body = r#"{"":1,"a/b":2,"m~n":3,"k":[10,{"x":11}],"01":5,"~1":6}"#;
+        for (pointer, value) in [
+            ("/", "1"),
+            ("/a~1b", "2"),
+            ("/m~0n", "3"),
+            ("/k/0", "10"),
+            ("/k/1/x", "11"),
+            ("/01", "5"),
+            ("/~01", "6"),
+        ] {
+            assert_eq!(one(pointer, body), value, "{pointer}");
+        }
+        assert_eq!(one("", "[1]"), "[1]");
+        for wrong in ["a", "a/b", "/~", "/~2", "/a~"] {
+            assert!(Pointer::parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(Pointer::parse(&"/a".repeat(DEPTH_MAX)).is_ok());
+        assert!(Pointer::parse(&"/a".repeat(DEPTH_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn list_indexes_have_no_leading_zero_and_no_sign() {
+        for pointer in ["/00", "/+1", "/-", "/-1", "/9", "/1e0", "/99999999999999999999999"] {
+            assert_eq!(one(pointer, "[1,2]"), "absent", "{pointer}");
+        }
+    }
+
+    #[test]
+    fn a_value_is_its_source_text() {
+        for value in
+            ["9007199254918489", "1e3", "1.0", "-0", "1e999", r#""a\u0062""#, "null", "{ \"x\" : [1 ] }"]
+        {
+            assert_eq!(one("/id", format!("{{ \"id\" : {value} }}")), value);
+        }
+        let digits = "7".repeat(400);
+        assert_eq!(one("/id", format!("{{\"id\":{digits}}}")), digits);
+    }
+
+    #[test]
+    fn what_is_no_json_is_named_so() {
+        for body in [
+            "",
+            " ",
+            "{",
+            "{\"id\":1",
+            "{\"id\":1}x",
+            "{\"id\":\"a",
+            "a=b",
+            "{\"id\":1,}",
+            "{\"id\":01}",
+            "{\"id\":tru}",
+        ] {
+            assert_eq!(one("/id", body), "not json", "{body}");
+        }
+    }
+
+    #[test]
+    fn other_documents_than_objects_hold_nothing() {
+        for body in ["null", "[]", "\"x\"", "1", "1e999", "true", "[{\"id\":1}]", "\"\\ud800\""] {
+            assert_eq!(one("/id", body), "absent", "{body}");
+        }
+        assert_eq!(one("/id", b"\"\xff\""), "absent");
+        for inner in ["null", "\"x\"", "1e999", "[]", "5", "\"\\ud800\""] {
+            assert_eq!(one("/data/id", format!("{{\"data\":{inner}}}")), "absent", "{inner}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_seen_wherever_the_second_stands() {
+        for body in [
+            r#"{"data":{"id":"a","id":"a"}}"#,
+            r#"{"data":{"id":"a"},"x":[{"id":1}],"data":{}}"#,
+            r#"{"data":1,"data":{"id":"a"}}"#,
+            r#"{"data":{"id":"a","x":{"id":2},"i\u0064":"b"}}"#,
+            r#"{"data":{"id":null,"z":0,"id":"b"}}"#,
+        ] {
+            assert_eq!(one("/data/id", body), "twice", "{body}");
+        }
+        let beside = r#"{"x":1,"data":{"id":"a","y":1,"y":2},"x":{"id":1,"id":2}}"#;
+        assert_eq!(one("/data/id", beside), "\"a\"");
+    }
+
+    #[test]
+    fn broken_utf8_spoils_only_the_value_that_it_is_in() {
+        let body = b"{\"x\":\"\xff\",\"\xfe\":1,\"id\":\"a\",\"type\":\"\xc3\",\"data\":{\"k\":\"\xff\",\"id\":\"b\"}}";
+        let found = find(&["/id", "/type", "/data", "/data/id"], body).unwrap();
+        assert_eq!(found, ["\"a\"", "broken", "broken", "\"b\""]);
+        assert_eq!(one("/id", b"{\"id\":\"\xff\"}"), "broken");
+        assert_eq!(one("/id", b"{\"id\":\"\xff"), "not json");
+    }
+
+    #[test]
+    fn a_value_and_something_inside_it_can_both_be_sought() {
+        let body = r#"{"data":{"id":"a","n":1e999,"list":[1,2]},"id":7}"#;
+        let found =
+            find(&["/data", "/data/id", "/data/list/1", "/data/n/x", "/id"], body.as_bytes()).unwrap();
+        assert_eq!(found, [r#"{"id":"a","n":1e999,"list":[1,2]}"#, "\"a\"", "2", "absent", "7"]);
+    }
+
+    #[test]
+    fn depth_beside_the_path_neither_overflows_nor_refuses() {
+        for depth in [127, 129, 50_000] {
+            let deep = format!("{}1{}", "[".repeat(depth), "]".repeat(depth));
+            let objects = format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
+            for deep in [deep, objects] {
+                assert_eq!(one("/id", format!("{{\"id\":\"e1\",\"x\":{deep}}}")), "\"e1\"");
+                assert_eq!(one("/id", format!("{{\"x\":{deep},\"id\":\"e1\"}}")), "\"e1\"");
+                assert_eq!(one("/id", &deep), "absent");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_pointers_share_a_slot_and_keys_at_one_place_are_limited() {
+        let mut tree = Pointers::default();
+        let add = |tree: &mut Pointers, text: &str| tree.add(&Pointer::parse(text).unwrap());
+        assert_eq!(add(&mut tree, "/a/b"), add(&mut tree, "/a/b"));
+        assert_ne!(add(&mut tree, "/a"), add(&mut tree, "/a/b"));
+        for key in 1..CHILDREN_MAX {
+            assert!(add(&mut tree, &format!("/k{key}")).is_ok());
+        }
+        assert!(add(&mut tree, "/one-more").is_err());
+    }
+
+    #[test]
+    fn only_strings_and_whole_numbers_are_text() {
+        let good = [
+            ("\"a\"", Some("a")),
+            ("null", None),
+            ("12", Some("12")),
+            ("-5", Some("-5")),
+            (r#""\u0041""#, Some("A")),
+            ("\"\"", Some("")),
+        ];
+        for (raw, wanted) in good {
+            assert_eq!(text(raw).unwrap().as_deref(), wanted, "{raw}");
+        }
+        for raw in ["1.0", "1e3", "-0", "true", "{}", "[]", r#""\ud800""#] {
+            assert_eq!(text(raw), Err(NotText), "{raw}");
+        }
+    }
+}

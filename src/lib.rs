@@ -6,6 +6,8 @@ pub mod body;
 pub mod config;
 pub mod dev;
 pub mod error;
+#[cfg(test)]
+mod fixture;
 pub mod identify;
 mod json;
 mod parts;

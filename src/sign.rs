@@ -66,8 +66,8 @@ pub fn fresh_id() -> String {
 }
 
 fn add(headers: &mut HeaderMap, name: &HeaderName, text: &str) -> Result<(), String> {
-    let value = HeaderValue::from_str(text)
-        .or_else(|_| Err(format!("{text:?} cannot stand in the header {name}")))?;
+    let value = HeaderValue::from_str(text).ok();
+    let value = value.ok_or_else(|| format!("{text:?} cannot stand in the header {name}"))?;
     headers.insert(name, value);
     Ok(())
 }

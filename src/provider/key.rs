@@ -133,3 +133,54 @@ impl KeyRule {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::settings::File;
+
+    use super::*;
+
+    fn rule(toml: &str) -> KeyRule {
+        let (file, table) = File::parse("test", toml);
+        let rule = KeyRule::read(table);
+        assert_eq!(file.take_problems(), []);
+        rule
+    }
+
+    #[test]
+    fn secrets_are_decoded_as_providers_print_them() {
+        let webhooks = rule("strip_prefix = \"whsec_\"\nencoding = \"base64\"");
+        for text in ["whsec_AAEC", "AAEC"] {
+            assert_eq!(webhooks.decode(text).unwrap(), [0, 1, 2]);
+        }
+        assert_eq!(webhooks.decode("whsec_AAE").unwrap(), [0, 1], "no padding");
+        assert_eq!(webhooks.decode("whsec_AAE=").unwrap(), [0, 1], "padding");
+        assert_eq!(webhooks.decode("whsec_AAF=").unwrap(), [0, 1], "stray low bits");
+        let either = rule("strip_prefix = \"whsec_\"\nencoding = \"base64\"\nraw_without_prefix = true");
+        assert_eq!(either.decode("AAEC").unwrap(), b"AAEC");
+        assert_eq!(either.decode("whsec_AAEC").unwrap(), [0, 1, 2]);
+        assert_eq!(rule("").decode("whsec_AAEC").unwrap(), b"whsec_AAEC");
+        assert_eq!(rule("encoding = \"hex\"").decode("00fF").unwrap(), [0, 255]);
+    }
+
+    #[test]
+    fn a_secret_that_is_no_key_is_refused_without_being_shown() {
+        let webhooks = "strip_prefix = \"whsec_\"\nencoding = \"base64\"";
+        for (toml, secret) in [
+            ("", ""),
+            ("", " \t\n"),
+            ("", "s3cret "),
+            ("", "s3cret\n"),
+            ("", " s3cret"),
+            (webhooks, "whsec_"),
+            (webhooks, "whsec_="),
+            (webhooks, "whsec_s3cret!"),
+            ("encoding = \"hex\"", "s3cret"),
+            ("encoding = \"hex\"", "abc"),
+        ] {
+            let message = rule(toml).decode(secret).unwrap_err();
+            assert!(!message.contains("s3cret"), "{message}");
+        }
+        assert_eq!(format!("{:?}", Key::token(b"s3cret")), "Key(…)");
+    }
+}

@@ -67,7 +67,7 @@ impl Place {
 }
 
 fn header(text: &str) -> Result<HeaderName, String> {
-    HeaderName::from_bytes(text.as_bytes()).or_else(|_| Err(format!("{text:?} is no header name")))
+    text.parse().ok().ok_or_else(|| format!("{text:?} is no header name"))
 }
 
 fn name(text: &str, whole: &str) -> Result<String, String> {

@@ -457,3 +457,153 @@ fn once(kind: &Kind, sig: &SigRule, ts: Option<&TsRule>, event: &EventRules) -> 
     }
     unique
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture::read_scheme;
+
+    use super::*;
+
+    const GOOD: &str = r#"
+        kind = "hmac"
+        sign = "{ts}.{body}"
+        sig = { from = "header:X-Sig", split = ",", assign = "=", label = "v1" }
+        ts = { from = "sig:t" }
+        id = "json:/id"
+    "#;
+
+    /// The messages about a scheme, one to a line.
+    fn messages(toml: &str) -> String {
+        let (_, problems) = read_scheme(toml);
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn every_preset_loads_and_names_its_facts() {
+        for name in Scheme::preset_names() {
+            let (file, table) = File::parse(name, Scheme::preset_text(name).unwrap());
+            let scheme = Scheme::read(name, table).unwrap();
+            assert_eq!(file.take_problems(), []);
+            assert!(scheme.facts.answer_deadline.is_some() && scheme.facts.source.is_some(), "{name}");
+            assert!(Scheme::preset(name).is_some());
+        }
+        assert!(Scheme::preset("nobody").is_none());
+        assert!(Scheme::preset_names().is_sorted());
+    }
+
+    #[test]
+    fn facts_of_the_presets() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let facts = |name: &str| Scheme::preset(name).unwrap().facts.clone();
+        let stripe = facts("stripe");
+        assert_eq!((stripe.retry_window, stripe.resend_window), (Some(3 * DAY), Some(30 * DAY)));
+        assert!(stripe.id_signed && stripe.retries && !stripe.volatile.is_empty());
+        let github = facts("github");
+        assert_eq!((github.retries, github.id_signed, github.retry_window), (false, false, None));
+        assert_eq!(github.body_max, Some(25 << 20));
+        let hours = |count: u64| count * 3600;
+        let schedule = 5 + 300 + 1800 + hours(2) + hours(5) + hours(10) + hours(14) + hours(20) + hours(24);
+        assert_eq!(facts("standard-webhooks").retry_window, Some(Duration::from_secs(schedule)));
+    }
+
+    #[test]
+    fn what_a_signature_covers_is_worked_out() {
+        for (name, id, time, url) in [
+            ("stripe", true, true, false),
+            ("github", false, false, false),
+            ("standard-webhooks", true, true, false),
+            ("slack", true, true, false),
+            ("gitlab-token", false, false, false),
+        ] {
+            let text = Scheme::preset_text(name).unwrap().replace("id_signed", "# id_signed");
+            let (scheme, problems) = read_scheme(&text);
+            assert_eq!(problems, []);
+            let scheme = scheme.unwrap();
+            assert_eq!(
+                (scheme.facts.id_signed, scheme.signs_time(), scheme.signs_url()),
+                (id, time, url),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn tolerances_are_seconds_or_have_a_unit() {
+        for (text, wanted) in [
+            ("300", Tolerance::Within(Duration::from_secs(300))),
+            ("\"5m\"", Tolerance::Within(Duration::from_secs(300))),
+            ("0", Tolerance::Off),
+            ("\"0s\"", Tolerance::Off),
+        ] {
+            let (scheme, problems) =
+                read_scheme(&GOOD.replace("\"sig:t\"", &format!("\"sig:t\", tolerance = {text}")));
+            assert_eq!(problems, []);
+            assert_eq!(scheme.unwrap().tolerance(), wanted);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named_where_they_are() {
+        assert_eq!(messages(GOOD), "");
+        let replaced = [
+            ("kind = \"hmac\"", "kind = \"ed25519\"", "\"hmac\", \"token\""),
+            ("kind = \"hmac\"", "", "kind: is missing"),
+            ("kind = \"hmac\"", "kind = \"hmac\"\nhash = \"md5\"", "\"sha256\", \"sha1\", \"sha512\""),
+            ("kind = \"hmac\"", "kind = \"token\"", "signs nothing"),
+            ("kind = \"hmac\"", "kind = \"hmac\"\ntolerence = 3", "unknown key"),
+            ("label = \"v1\"", "lable = \"v1\"", "did you mean \"label\"?"),
+            (", label = \"v1\"", "", "needs label"),
+            ("assign = \"=\", ", "", "needs assign"),
+            ("split = \",\", ", "", "needs sig.split"),
+            ("label = \"v1\"", "label = []", "must not be empty"),
+            ("label = \"v1\"", "label = \"t\"", "the same label"),
+            ("split = \",\"", "split = \"\"", "is empty"),
+            ("\"header:X-Sig\"", "[]", "name at least one place"),
+            ("\"header:X-Sig\"", "\"header:X Sig\"", "no header name"),
+            ("\"header:X-Sig\"", "\"X-Sig\"", "names no place"),
+            ("\"header:X-Sig\"", "\"body:sha256\"", "cannot stand here"),
+            ("\"sig:t\"", "\"sig:\"", "lacks the label"),
+            ("\"sig:t\"", "\"sig:t\", unit = \"m\"", "unit: \"m\" is not known"),
+            ("\"sig:t\"", "\"sig:t\", optional = true", "needs the timestamp"),
+            ("\"sig:t\"", "\"sig:t\", tolerance = \"soon\"", "seconds"),
+            ("\"sig:t\"", "\"sig:t\", unit = \"opaque\", tolerance = 5", "cannot be checked"),
+            ("ts = { from = \"sig:t\" }", "", "{ts} needs the table ts"),
+            ("{ts}.{body}", "{body}", "lacks {ts}"),
+            ("{ts}.{body}", "{ts}.{bodi}", "{bodi} is not known"),
+            ("{ts}.{body}", "{ts}.{body", "no closing brace"),
+            ("{ts}.{body}", "ts}.{body}", "without an opening one"),
+            ("{ts}.{body}", "v0", "signs nothing"),
+            ("{ts}.{body}", "{ts}{lower:ts}", "{lower:ts} is not known"),
+            ("{ts}.{body}", "{ts}{json:id}", "must start with"),
+            ("{ts}.{body}", "{ts}.{id}", "{id} needs id rules"),
+            ("sign = \"{ts}.{body}\"", "", "sign: is missing"),
+            ("\"json:/id\"", "\"json:id\"", "must start with"),
+            ("\"json:/id\"", "\"json:/~\"", "~0"),
+            ("\"json:/id\"", "\"form:\"", "lacks a name"),
+            ("\"json:/id\"", "\"formjson:payload\"", "lacks \"#\""),
+            ("\"json:/id\"", "\"json:/a + xml:/b\"", "names no place"),
+            ("id = \"json:/id\"", "", "id: is missing"),
+            ("id = \"json:/id\"", "id = []\ndigest = \"header:x\"", "no part of a JSON body"),
+            ("id = \"json:/id\"", "id = []\nretries = false\nretry_window = \"1d\"", "contradicts"),
+            ("id = \"json:/id\"", "id = []\nunchecked = [\"body_max\"]", "not stated"),
+            ("id = \"json:/id\"", "id = []\nkey = { raw_without_prefix = true }", "needs strip_prefix"),
+            (
+                "id = \"json:/id\"",
+                "id = []\nkey = { encoding = \"base32\" }",
+                "\"utf8\", \"base64\", \"hex\"",
+            ),
+        ];
+        for (good, bad, wanted) in replaced {
+            assert!(GOOD.contains(good), "{good}");
+            let found = messages(&GOOD.replace(good, bad));
+            assert!(found.contains(wanted), "{bad}\n{found}");
+        }
+        assert!(messages("").contains("sig: is missing"));
+    }
+
+    #[test]
+    fn an_unknown_kind_hides_no_other_mistake_and_makes_none() {
+        let found = messages(&GOOD.replace("hmac", "ed25519").replace("json:/id", "json:id"));
+        assert_eq!(found.lines().count(), 2, "{found}");
+    }
+}

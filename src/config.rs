@@ -283,6 +283,31 @@ pub struct Source {
     pub ack: Ack,
 }
 
+impl Source {
+    /// A source with nothing but a name, a scheme and keys; everything else is what the settings default to.
+    #[must_use]
+    pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
+        let ack = Ack { status: http::StatusCode::OK, body: bytes::Bytes::new(), content_type: None };
+        Self {
+            name: name.into(),
+            scheme,
+            keys,
+            public_url: None,
+            scope: "-".into(),
+            effect: Effect::None,
+            effect_parallel: false,
+            effect_group: String::new(),
+            on_mismatch: OnMismatch::Report,
+            tolerance: None,
+            id_max: 512,
+            body_max: 1 << 20,
+            deadline: Duration::from_secs(5),
+            headers: Vec::new(),
+            ack,
+        }
+    }
+}
+
 /// The business effect of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {

@@ -89,7 +89,7 @@ codes! {
     SignatureMissing "signature_missing" "No signature where the scheme has it.",
     SignatureMalformed "signature_malformed" "No signature that can be decoded.",
     SignatureMismatch "signature_mismatch" "No signature matches any secret.",
-    HeaderRepeated "header_repeated" "A header that decides about trust stands there twice.",
+    HeaderRepeated "header_repeated" "A header, or another part of the request, that decides about trust stands there twice.",
     TimestampMissing "timestamp_missing" "No timestamp where the scheme has it.",
     TimestampMalformed "timestamp_malformed" "A timestamp that cannot be read.",
     TimestampStale "timestamp_stale" "A timestamp older than the tolerance.",

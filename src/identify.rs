@@ -1,16 +1,56 @@
 //! Event keys and body digest.
+//!
+//! Invariant: two events never share a key because of a rule that did not fit. An id is taken from the first rule
+//! that yields one, whole and unchanged, or the request is refused by name; there is no made-up id for a source whose
+//! events have ids. Rules:
+//!
+//! - Strings and whole numbers are ids; the number `123` and the string `"123"` are the same id. Numbers keep their
+//!   source text. A fraction, an exponent, minus zero, objects, lists and truth values are refused.
+//! - Missing, null, empty, and an id made only of zeros and hyphens (placeholders of "nothing") do not yield.
+//! - An id that stands there twice, holds NUL or is not UTF-8, or is longer than the source allows, is refused.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use jiff::Timestamp;
+use ring::digest::{Context, SHA256};
 
+use crate::body::Received;
 use crate::config::Source;
 use crate::error::Code;
+use crate::json::Found;
+use crate::parts::{self, Fault, Parts};
+use crate::provider::EventRules;
+use crate::provider::place::Rule;
+use crate::provider::signature::Unit;
 use crate::verify::Verified;
+
+/// Longest event type that is kept; a longer one is none.
+const TYPE_MAX: usize = 255;
+/// Written as the length of a part that is not there.
+const ABSENT: u64 = u64::MAX;
 
 /// Length-prefixed SHA-256 prefix over (source, scope, event id); the same in both tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventKey(pub [u8; 16]);
+
+impl EventKey {
+    /// The key of an id. Lengths stand before the parts, so that no two triples hash the same bytes.
+    #[must_use]
+    pub fn of(source: &str, scope: &str, id: &str) -> Self {
+        let mut context = Context::new(&SHA256);
+        for part in [source, scope, id] {
+            context.update(&length(part.len()));
+            context.update(part.as_bytes());
+        }
+        let hash = parts::array(&context.finish());
+        Self(hash.first_chunk().copied().unwrap_or_default())
+    }
+}
+
+fn length(length: usize) -> [u8; 8] {
+    u64::try_from(length).unwrap_or(ABSENT).to_le_bytes()
+}
 
 /// SHA-256 of what the source's digest rule names; the raw body by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,7 +70,7 @@ pub struct Event {
     /// The provider's name for what happened.
     pub event_type: Option<String>,
     /// The provider's time of the event (not of the delivery).
-    pub provider_time: Option<jiff::Timestamp>,
+    pub provider_time: Option<Timestamp>,
     /// The whole request body, or the item's own bytes in a batch.
     pub body: Bytes,
     /// Allow-listed headers as a JSON object of strings.
@@ -57,6 +97,360 @@ impl Identified {
 /// # Errors
 /// One of the `Id*` codes or `BodyNotJson`.
 pub fn identify(verified: Verified) -> Result<Identified, Code> {
-    let _ = verified;
-    Err(Code::IdMissing)
+    let (received, signed_id) = verified.into_parts();
+    let source = Arc::clone(&received.source);
+    let rules = &source.scheme.event;
+    let parts = Parts::of(&received, &rules.pointers);
+    let id = match event_id(rules, signed_id, &parts, source.id_max)? {
+        Some(id) => id,
+        None => random_id(),
+    };
+    let event = Event {
+        key: EventKey::of(&source.name, &source.scope, &id),
+        digest: body_digest(rules, &parts),
+        scope: Arc::clone(&source.scope),
+        id,
+        event_type: lenient(&rules.types, &parts).filter(|text| text.len() <= TYPE_MAX),
+        provider_time: lenient(&rules.times, &parts).and_then(|text| time(&text)),
+        headers: kept_headers(&received),
+        body: received.body,
+    };
+    Ok(Identified { source, event })
+}
+
+/// The id that the rules give; `None` if the source's requests have no identity. `signed` is the only rule that
+/// counts where the scheme signs the id: a header that nobody signed must not name the event in its stead.
+pub(crate) fn event_id(
+    rules: &EventRules,
+    signed: Option<usize>,
+    parts: &Parts<'_>,
+    id_max: usize,
+) -> Result<Option<String>, Code> {
+    if rules.ids.is_empty() {
+        return Ok(None);
+    }
+    let mut nothing = Code::IdMissing;
+    for (index, rule) in rules.ids.iter().enumerate() {
+        if signed.is_some_and(|signed| signed != index) {
+            continue;
+        }
+        match rule_text(rule, parts) {
+            Ok(Some(id)) if id.len() > id_max => return Err(Code::IdTooLong),
+            Ok(Some(id)) => return Ok(Some(id)),
+            Ok(None) => {}
+            Err(Fault::NotJson) => nothing = Code::BodyNotJson,
+            Err(Fault::Invalid) => return Err(Code::IdInvalid),
+            Err(Fault::Twice) => return Err(Code::IdAmbiguous),
+        }
+    }
+    Err(nothing)
+}
+
+fn rule_text(rule: &Rule, parts: &Parts<'_>) -> Result<Option<String>, Fault> {
+    let mut joined = String::new();
+    let mut placeholder = true;
+    for (index, place) in rule.places.iter().enumerate() {
+        let Some(text) = parts.read(place)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+        if text.contains('\0') {
+            return Err(Fault::Invalid);
+        }
+        placeholder &= text.bytes().all(|byte| matches!(byte, b'0' | b'-'));
+        if index > 0 {
+            joined.push(':');
+        }
+        joined.push_str(&text);
+    }
+    Ok(Some(joined).filter(|_| !placeholder))
+}
+
+/// One per request, so that nothing ever takes two of them for the same event.
+fn random_id() -> String {
+    format!("unidentified:{}", hex::encode(rand::random::<[u8; 16]>()))
+}
+
+/// What describes an event may be missing or odd; only what names it may not.
+fn lenient(rules: &[Rule], parts: &Parts<'_>) -> Option<String> {
+    rules.iter().find_map(|rule| rule_text(rule, parts).ok().flatten())
+}
+
+fn time(text: &str) -> Option<Timestamp> {
+    let stamp = Unit::SecondsOrMillis.parse(text).or_else(|| Unit::Rfc3339.parse(text))?;
+    Timestamp::from_millisecond(stamp.millis).ok()
+}
+
+/// The parts' source text with lengths before them; the raw body where a part is not clear.
+fn body_digest(rules: &EventRules, parts: &Parts<'_>) -> Digest {
+    named_digest(rules, parts).unwrap_or_else(|| Digest(parts.body_sha256()))
+}
+
+fn named_digest(rules: &EventRules, parts: &Parts<'_>) -> Option<Digest> {
+    let mut context = Context::new(&SHA256);
+    let mut any = false;
+    for slot in &rules.digest {
+        match parts.json(*slot).ok()? {
+            Found::Value(raw) => {
+                any = true;
+                context.update(&length(raw.len()));
+                context.update(raw.as_bytes());
+            }
+            Found::Absent => context.update(&ABSENT.to_le_bytes()),
+            Found::Twice | Found::Broken => return None,
+        }
+    }
+    any.then(|| Digest(parts::array(&context.finish())))
+}
+
+fn kept_headers(received: &Received) -> String {
+    let mut object = String::from("{");
+    for name in &received.source.headers {
+        let mut values =
+            received.head.headers.get_all(name).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let Some(mut value) = values.next() else { continue };
+        for more in values {
+            value.to_mut().push_str(", ");
+            value.to_mut().push_str(&more);
+        }
+        if object.len() > 1 {
+            object.push(',');
+        }
+        object.push_str(&quoted(name.as_str()));
+        object.push(':');
+        object.push_str(&quoted(&value));
+    }
+    object.push('}');
+    object
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture::{now, received, scheme, source};
+    use crate::verify::verify;
+
+    use super::*;
+
+    /// A request that passes verification by a token, so that only identification is at stake.
+    fn event_of(rules: &str, headers: &[(&str, &[u8])], body: &[u8]) -> Result<Event, Code> {
+        let toml = format!("kind = \"token\"\nsig = {{ from = \"header:X-Token\" }}\n{rules}");
+        let mut source = source(&scheme(&toml), &["t"]);
+        source.headers = vec!["x-kept".parse().unwrap(), "x-other".parse().unwrap()];
+        let mut headers = headers.to_vec();
+        headers.push(("x-token", b"t"));
+        let verified = verify(received(source, "/p?q=Q", &headers, body.to_vec()), now()).unwrap();
+        identify(verified).map(|identified| identified.into_parts().1)
+    }
+
+    fn id(rules: &str, headers: &[(&str, &[u8])], body: impl AsRef<[u8]>) -> Result<String, Code> {
+        event_of(rules, headers, body.as_ref()).map(|event| event.id)
+    }
+
+    fn json_id(body: impl AsRef<[u8]>) -> Result<String, Code> {
+        id("id = \"json:/id\"", &[], body)
+    }
+
+    #[test]
+    fn strings_and_whole_numbers_are_ids_and_keep_their_text() {
+        for (value, wanted) in [
+            ("\"evt_1\"", "evt_1"),
+            ("123", "123"),
+            ("\"123\"", "123"),
+            ("-7", "-7"),
+            ("9007199254918487", "9007199254918487"),
+            ("9007199254918488", "9007199254918488"),
+            ("12345678901234567890", "12345678901234567890"),
+            ("1234567890123456789012345678901234567890", "1234567890123456789012345678901234567890"),
+            (r#""a\u0062\n""#, "ab\n"),
+            (r#""\\u0000""#, "\\u0000"),
+            ("\"\u{1F680}\"", "\u{1F680}"),
+        ] {
+            assert_eq!(json_id(format!("{{\"id\":{value}}}")).as_deref(), Ok(wanted));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_an_id_is_refused_by_name() {
+        let table: [(&[u8], Code); 25] = [
+            (b"{\"id\":1e3}", Code::IdInvalid),
+            (b"{\"id\":1.0}", Code::IdInvalid),
+            (b"{\"id\":-0}", Code::IdInvalid),
+            (b"{\"id\":true}", Code::IdInvalid),
+            (b"{\"id\":{}}", Code::IdInvalid),
+            (b"{\"id\":[\"a\"]}", Code::IdInvalid),
+            (b"{\"id\":\"a\\u0000\"}", Code::IdInvalid),
+            (b"{\"id\":\"\\ud800\"}", Code::IdInvalid),
+            (b"{\"id\":\"\xff\"}", Code::IdInvalid),
+            (b"{\"id\":\"a\",\"id\":\"a\"}", Code::IdAmbiguous),
+            (b"{\"id\":\"a\",\"x\":[[{}]],\"i\\u0064\":null}", Code::IdAmbiguous),
+            (b"{\"id\":null}", Code::IdMissing),
+            (b"{\"id\":\"\"}", Code::IdMissing),
+            (b"{}", Code::IdMissing),
+            (b"null", Code::IdMissing),
+            (b"[]", Code::IdMissing),
+            (b"\"x\"", Code::IdMissing),
+            (b"{\"id\":0}", Code::IdMissing),
+            (b"{\"id\":\"0000000000000000000000000000000000000000\"}", Code::IdMissing),
+            (b"{\"id\":\"00000000-0000-0000-0000-000000000000\"}", Code::IdMissing),
+            (b"", Code::BodyNotJson),
+            (b"{\"id\":\"a\"", Code::BodyNotJson),
+            (b"{\"id\":\"a\"}}", Code::BodyNotJson),
+            (b"id=a", Code::BodyNotJson),
+            (b"\xff\xfe\x00\x80", Code::BodyNotJson),
+        ];
+        for (body, wanted) in table {
+            assert_eq!(json_id(body), Err(wanted), "{}", String::from_utf8_lossy(body));
+        }
+    }
+
+    #[test]
+    fn faults_beside_the_id_do_not_matter() {
+        for beside in ["\"\\ud800\"", "\"\\u0000\"", "1e999", "{\"id\":1,\"id\":2}"] {
+            assert_eq!(json_id(format!("{{\"x\":{beside},\"id\":\"a\"}}")).as_deref(), Ok("a"));
+            assert_eq!(json_id(format!("{{\"id\":\"a\",\"x\":{beside}}}")).as_deref(), Ok("a"));
+        }
+        assert_eq!(json_id(b"{\"x\":\"\xff\",\"id\":\"a\"}").as_deref(), Ok("a"));
+        assert_eq!(json_id(b"{\"\xff\":1,\"id\":\"a\"}").as_deref(), Ok("a"));
+        let rules =
+            "id = \"json:/id\"\ntype = \"json:/type\"\nevent_time = \"json:/at\"\ndigest = [\"json:/data\"]";
+        let event =
+            event_of(rules, &[], b"{\"type\":\"\xff\",\"at\":{},\"data\":\"\xff\",\"id\":\"a\"}").unwrap();
+        assert_eq!((event.id.as_str(), event.event_type, event.provider_time), ("a", None, None));
+        let deep = format!("{{\"x\":{}{},\"id\":\"a\"}}", "[".repeat(50_000), "]".repeat(50_000));
+        assert_eq!(json_id(deep).as_deref(), Ok("a"));
+    }
+
+    #[test]
+    fn over_long_ids_are_refused_and_never_cut() {
+        let long = "a".repeat(512);
+        assert_eq!(json_id(format!("{{\"id\":\"{long}\"}}")), Ok(long.clone()));
+        assert_eq!(json_id(format!("{{\"id\":\"{long}a\"}}")), Err(Code::IdTooLong));
+        assert_ne!(EventKey::of("s", "-", &(long.clone() + "a")), EventKey::of("s", "-", &(long + "b")));
+    }
+
+    #[test]
+    fn the_first_rule_that_yields_wins() {
+        let rules =
+            "id = [\"json:/a\", \"json:/b + json:/c\", \"header:X-Id\", \"query:none\", \"body:sha256\"]";
+        let header: [(&str, &[u8]); 1] = [("x-id", b"h")];
+        let hash = hex::encode(parts::sha256(b"{}"));
+        for (headers, body, wanted) in [
+            (&header[..], r#"{"a":"A","b":1,"c":2}"#, "A"),
+            (&header, r#"{"a":null,"b":1,"c":"0"}"#, "1:0"),
+            (&header, r#"{"a":"","b":1}"#, "h"),
+            (&header, r#"{"b":0,"c":0}"#, "h"),
+            (&header, "not json", "h"),
+            (&[], "{}", &hash),
+        ] {
+            assert_eq!(id(rules, headers, body).as_deref(), Ok(wanted), "{body}");
+        }
+        assert_eq!(
+            id(rules, &header, r#"{"a":1.5}"#),
+            Err(Code::IdInvalid),
+            "no falling through over a fault"
+        );
+        assert_eq!(id("id = [\"json:/a\", \"header:X-Id\"]", &[], "x"), Err(Code::BodyNotJson));
+        assert_eq!(id("id = \"query:q\"", &[], ""), Ok("Q".to_owned()));
+    }
+
+    #[test]
+    fn header_ids_stand_once_and_are_text() {
+        let rule = "id = \"header:X-Id\"";
+        assert_eq!(id(rule, &[("x-id", b"a"), ("x-id", b"a")], ""), Err(Code::IdAmbiguous));
+        assert_eq!(id(rule, &[("x-id", b"a"), ("x-id", b"b")], ""), Err(Code::IdAmbiguous));
+        assert_eq!(id(rule, &[("x-id", b"\xff")], ""), Err(Code::IdInvalid));
+        assert_eq!(id(rule, &[("x-id", b"")], ""), Err(Code::IdMissing));
+        assert_eq!(id(rule, &[], ""), Err(Code::IdMissing));
+        assert_eq!(id(rule, &[("x-id", "\u{e9}".as_bytes())], "").as_deref(), Ok("\u{e9}"));
+    }
+
+    #[test]
+    fn form_ids_are_decoded_and_stand_once() {
+        let rules = "id = [\"json:/event_id\", \"form:trigger\", \"formjson:payload#/id\"]";
+        for (body, wanted) in [
+            ("trigger=a%2Fb+c&x=1", Ok("a/b c")),
+            ("payload=%7B%22id%22%3A12%7D", Ok("12")),
+            ("trigger=a&trigger=a", Err(Code::IdAmbiguous)),
+            ("trigger=%FF", Err(Code::IdInvalid)),
+            ("trigger=%00", Err(Code::IdInvalid)),
+            ("trigger=", Err(Code::BodyNotJson)),
+            ("payload=x", Err(Code::BodyNotJson)),
+            (r#"{"text":"&trigger=mine&"}"#, Err(Code::IdMissing)),
+            (" [\"&trigger=mine&\"]", Err(Code::IdMissing)),
+        ] {
+            assert_eq!(id(rules, &[], body), wanted.map(str::to_owned), "{body}");
+        }
+    }
+
+    #[test]
+    fn sources_without_identity_get_a_new_key_each_time() {
+        let one = event_of("id = []", &[], b"{}").unwrap();
+        let two = event_of("id = []", &[], b"{}").unwrap();
+        assert!(one.id.starts_with("unidentified:") && one.id.len() == 45);
+        assert_ne!(one.key, two.key);
+        assert_eq!(one.digest, two.digest);
+    }
+
+    #[test]
+    fn keys_are_scoped_and_parts_cannot_run_into_each_other() {
+        let key = EventKey::of("source", "-", "id");
+        assert_eq!(key, EventKey::of("source", "-", "id"));
+        for other in
+            [("sourc", "e-", "id"), ("source", "-i", "d"), ("other", "-", "id"), ("source", "x", "id")]
+        {
+            assert_ne!(key, EventKey::of(other.0, other.1, other.2));
+        }
+        // Pinned: rows and markers that exist already hold keys made this way.
+        assert_eq!(hex::encode(EventKey::of("stripe", "-", "evt_1").0), "b9069f2ea5dbd8130cb960dd99717db2");
+    }
+
+    #[test]
+    fn the_digest_covers_the_raw_body_or_the_named_parts() {
+        let digest = |rules: &str, body: &str| event_of(rules, &[], body.as_bytes()).unwrap().digest;
+        let raw = "id = \"json:/id\"";
+        assert_eq!(digest(raw, r#"{"id":1}"#), Digest(parts::sha256(br#"{"id":1}"#)));
+        assert_ne!(digest(raw, r#"{"id":1}"#), digest(raw, r#"{"id": 1}"#));
+        let named = "id = \"json:/id\"\ndigest = [\"json:/a\", \"json:/b\"]";
+        let base = digest(named, r#"{"id":1,"a":"x","b":[1,2],"volatile":1}"#);
+        assert_eq!(base, digest(named, r#"{"b":[1,2],"volatile":2,"id":1,"a":"x"}"#));
+        for other in [
+            r#"{"id":1,"a":"x","b":[1, 2]}"#,
+            r#"{"id":1,"a":"x"}"#,
+            r#"{"id":1,"a":"y","b":[1,2]}"#,
+            r#"{"id":1,"b":"x","a":[1,2]}"#,
+        ] {
+            assert_ne!(base, digest(named, other), "{other}");
+        }
+        for unclear in [r#"{"id":1,"a":1,"a":2}"#, r#"{"id":1}"#] {
+            assert_eq!(digest(named, unclear), Digest(parts::sha256(unclear.as_bytes())));
+        }
+    }
+
+    #[test]
+    fn type_and_time_are_lenient() {
+        let rules = "id = \"json:/id\"\ntype = [\"json:/type\", \"header:X-Type\"]\nevent_time = [\"json:/at\", \"json:/t\"]";
+        let of = |rest: &str| {
+            let event =
+                event_of(rules, &[("x-type", b"h")], format!("{{\"id\":1,{rest}}}").as_bytes()).unwrap();
+            (event.event_type.unwrap_or_default(), event.provider_time.map(|time| time.as_millisecond()))
+        };
+        assert_eq!(of(r#""type":"a.b","at":1700000000"#), ("a.b".to_owned(), Some(1_700_000_000_000)));
+        assert_eq!(of(r#""type":5,"at":"1700000000123""#), ("5".to_owned(), Some(1_700_000_000_123)));
+        assert_eq!(of(r#""type":{},"at":"2023-11-14T22:13:20Z""#), ("h".to_owned(), Some(1_700_000_000_000)));
+        assert_eq!(of(r#""type":"a","type":"b","at":99999999999999999"#), ("h".to_owned(), None));
+        assert_eq!(of(r#""at":"soon""#), ("h".to_owned(), None));
+        assert_eq!(of(&format!("\"type\":\"{}\"", "x".repeat(256))), (String::new(), None));
+    }
+
+    #[test]
+    fn kept_headers_are_a_json_object_of_those_that_are_there() {
+        let headers = |headers: &[(&str, &[u8])]| event_of("id = []", headers, b"").unwrap().headers;
+        assert_eq!(headers(&[("x-secret", b"s")]), "{}");
+        assert_eq!(headers(&[("X-Kept", b"a\"\\b"), ("x-secret", b"s")]), r#"{"x-kept":"a\"\\b"}"#);
+        assert_eq!(
+            headers(&[("x-other", b"\xff"), ("x-kept", b"1"), ("x-kept", b"2")]),
+            "{\"x-kept\":\"1, 2\",\"x-other\":\"\u{fffd}\"}"
+        );
+    }
 }

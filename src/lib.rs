@@ -1,6 +1,23 @@
 //! hapax, a webhook dedupe gateway.
 //!
-//! `accept → read body → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis) → respond`
+//! The path of a request: `accept → read body → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis)
+//! → respond`. Each stage takes the last stage's type by value, so that none can be skipped; right of `‖` nothing can be
+//! cancelled by the client.
+//!
+//! What must hold: no 2xx before Postgres has committed the event; at most one committed effect for each (source,
+//! scope, event id); what did not commit can be sent again at once; Redis changes latency only; unverified bytes touch
+//! no store; a reused id is seen; every limit has a name.
+//!
+//! | modules | are about |
+//! |---|---|
+//! | [`server`], [`admin`] | connections |
+//! | [`ingest`], [`flight`] | the path itself |
+//! | [`body`], [`verify`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
+//! | [`config`], [`settings`] | what an operator may say |
+//! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
+//! | [`serve`], [`tasks`], [`log`], [`metrics`], [`error`] | a running process |
+//! | [`commands`], [`dev`] | everything beside `serve` |
 
 pub mod admin;
 pub mod body;
@@ -10,17 +27,22 @@ pub mod config;
 pub mod db;
 pub mod dev;
 pub mod error;
+#[cfg(test)]
+mod fixture;
 pub mod flight;
 pub mod generation;
 pub mod identify;
 pub mod ingest;
+mod json;
 pub mod log;
 pub mod metrics;
+mod parts;
 pub mod provider;
 pub mod record;
 pub mod respond;
 pub mod serve;
 pub mod server;
 pub mod settings;
+pub mod sign;
 pub mod tasks;
 pub mod verify;

@@ -353,6 +353,22 @@ impl Table {
         }
     }
 
+    /// A duration that may be zero: a string with its unit, or a bare number of seconds.
+    pub fn duration_or_seconds(&mut self, key: &'static str) -> Option<Duration> {
+        const WANTED: &str = "a whole number of seconds, or a string with a unit: \"10s\", \"5m\"";
+        match self.get(key)?.value {
+            Value::Text(text) => match parse_duration(&text) {
+                Some(duration) => Some(duration),
+                None => self.refuse(key, format!("{text:?} is not a duration: give {WANTED}")),
+            },
+            Value::Integer(text) => match text.parse::<u32>() {
+                Ok(seconds) => Some(Duration::from_secs(seconds.into())),
+                Err(_) => self.refuse(key, format!("{text} is out of range: give {WANTED}")),
+            },
+            other => self.wrong(key, &other, WANTED),
+        }
+    }
+
     /// A size in bytes above zero, written with its unit: `"512B"`, `"64KiB"`, `"1MiB"`, `"1GiB"`.
     pub fn size(&mut self, key: &'static str) -> Option<usize> {
         const WANTED: &str = "a string with a unit: \"512B\", \"64KiB\", \"1MiB\" or \"1GiB\"";

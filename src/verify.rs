@@ -1,12 +1,33 @@
 //! Signature and timestamp check.
+//!
+//! Invariant: a [`Verified`] exists only for a request that somebody signed who knows one of the source's secrets.
+//! The check is over the raw bytes, compares decoded signatures in constant time, reads no clock, does no I/O and
+//! has no way to panic. What decides (algorithm, labels, places) is the scheme's; nothing in the request chooses.
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+use jiff::Timestamp;
+use ring::hmac;
+use subtle::{Choice, ConstantTimeEq};
 
 use crate::body::Received;
+use crate::config::{Source, Tolerance};
 use crate::error::Code;
+use crate::parts::{Fault, Parts};
+use crate::provider::place::Place;
+use crate::provider::signature::{Hash, Labels, SigRule, Stamp, Tag, TsFrom, TsRule, Unit};
+use crate::provider::template::{Piece, Template};
+use crate::provider::{Key, Kind, Scheme};
+
+/// Most signatures that one request may offer. A rotation needs two or three; each costs a comparison.
+const CANDIDATES_MAX: usize = 32;
 
 /// A request whose signature is right. Only [`verify`] makes one.
 #[derive(Debug)]
 pub struct Verified {
     received: Received,
+    signed_id: Option<usize>,
 }
 
 impl Verified {
@@ -15,13 +36,599 @@ impl Verified {
     pub fn request(&self) -> &Received {
         &self.received
     }
+
+    /// The request, and the one id rule whose header was signed if the scheme signs the id: no other header may name
+    /// the event.
+    pub(crate) fn into_parts(self) -> (Received, Option<usize>) {
+        (self.received, self.signed_id)
+    }
 }
 
 /// Checks signature and timestamp. `now` is the time to check against.
 ///
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
-pub fn verify(received: Received, now: jiff::Timestamp) -> Result<Verified, Code> {
-    let _ = now;
-    Ok(Verified { received })
+pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
+    let signed_id = check(&received, now)?;
+    Ok(Verified { received, signed_id })
+}
+
+fn check(received: &Received, now: Timestamp) -> Result<Option<usize>, Code> {
+    let source = received.source.as_ref();
+    let scheme = source.scheme.as_ref();
+    refuse_repeated(scheme, &received.head.headers)?;
+    let parts = Parts::of(received, &scheme.signed);
+    let texts = signature_texts(&scheme.sig, &parts)?;
+    let candidates = candidates(&scheme.sig, &texts)?;
+    let time = match &scheme.ts {
+        Some(rule) => timestamp(rule, &scheme.sig, &parts, &texts)?,
+        None => None,
+    };
+    let stamp = stamp(scheme, time.as_deref())?;
+    let id = if scheme.signs_id() { Some(signed_id(scheme, &parts)?) } else { None };
+    match &scheme.kind {
+        Kind::Hmac { hash, sign } => {
+            let tags = decode(&scheme.sig, *hash, &candidates)?;
+            let id_text = id.as_ref().map(|(_, text)| text.as_ref());
+            let content = signed_content(sign, &parts, time.as_deref(), id_text)?;
+            check_tags(&source.keys, &content, &tags)?;
+        }
+        Kind::Token => check_token(&source.keys, &candidates)?,
+    }
+    check_age(source, stamp, now)?;
+    Ok(id.as_ref().map(|(rule, _)| *rule))
+}
+
+/// Of two headers with one name, this check and whoever reads the request next might each take another.
+fn refuse_repeated(scheme: &Scheme, headers: &HeaderMap) -> Result<(), Code> {
+    let repeated = |name| headers.get_all(name).iter().nth(1).is_some();
+    if scheme.once.iter().any(repeated) { Err(Code::HeaderRepeated) } else { Ok(()) }
+}
+
+fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, str>>, Code> {
+    let mut texts = Vec::with_capacity(rule.from.len());
+    for place in &rule.from {
+        match place {
+            Place::Header(name) => {
+                for value in parts.header_values(name) {
+                    texts.push(Cow::Borrowed(value.or(Err(Code::SignatureMalformed))?));
+                }
+            }
+            _ => match parts.read(place) {
+                Ok(text) => texts.extend(text),
+                Err(Fault::NotJson) => {}
+                Err(Fault::Invalid) => return Err(Code::SignatureMalformed),
+                Err(Fault::Twice) => return Err(Code::HeaderRepeated),
+            },
+        }
+    }
+    Ok(texts)
+}
+
+/// The signatures offered, still encoded: at least one, at most [`CANDIDATES_MAX`].
+fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Result<Vec<&'t str>, Code> {
+    let mut found = Vec::new();
+    for item in texts.iter().flat_map(|text| rule.items(text)) {
+        let value = match &rule.labels {
+            None => Some(item),
+            Some(labels) => labelled(labels, item, |label| labels.names.iter().any(|name| name == label)),
+        };
+        if found.len() == CANDIDATES_MAX && value.is_some() {
+            return Err(Code::SignatureMalformed);
+        }
+        found.extend(value);
+    }
+    if found.is_empty() { Err(Code::SignatureMissing) } else { Ok(found) }
+}
+
+fn labelled<'t>(labels: &Labels, item: &'t str, wanted: impl Fn(&str) -> bool) -> Option<&'t str> {
+    let (label, value) = item.split_once(labels.assign.as_str())?;
+    wanted(label.trim()).then(|| value.trim())
+}
+
+/// The timestamp's received characters; `None` only if it may be missing.
+fn timestamp<'t>(
+    rule: &TsRule,
+    sig: &'t SigRule,
+    parts: &Parts<'t>,
+    texts: &'t [Cow<'_, str>],
+) -> Result<Option<Cow<'t, str>>, Code> {
+    let text = match &rule.from {
+        TsFrom::Places(places) => first_text(places, parts)?,
+        TsFrom::Label(label) => timestamp_item(label, sig, texts)?.map(Cow::Borrowed),
+    };
+    match text {
+        None if !rule.optional => Err(Code::TimestampMissing),
+        text => Ok(text),
+    }
+}
+
+fn first_text<'a>(places: &[Place], parts: &Parts<'a>) -> Result<Option<Cow<'a, str>>, Code> {
+    for place in places {
+        match parts.read(place) {
+            Ok(Some(text)) if !text.is_empty() => return Ok(Some(text)),
+            Ok(_) | Err(Fault::NotJson) => {}
+            Err(Fault::Invalid) => return Err(Code::TimestampMalformed),
+            Err(Fault::Twice) => return Err(Code::HeaderRepeated),
+        }
+    }
+    Ok(None)
+}
+
+/// `t=123=junk` and a second `t=` are refused: a laxer reader would take another time than this one.
+fn timestamp_item<'t>(
+    label: &str,
+    sig: &'t SigRule,
+    texts: &'t [Cow<'_, str>],
+) -> Result<Option<&'t str>, Code> {
+    let Some(labels) = &sig.labels else { return Ok(None) };
+    let items = texts.iter().flat_map(|text| sig.items(text));
+    let mut times = items.filter_map(|item| labelled(labels, item, |name| name == label));
+    let time = times.next();
+    if times.next().is_some() || time.is_some_and(|time| time.contains(&labels.assign)) {
+        return Err(Code::TimestampMalformed);
+    }
+    Ok(time.filter(|time| !time.is_empty()))
+}
+
+fn stamp(scheme: &Scheme, time: Option<&str>) -> Result<Option<Stamp>, Code> {
+    match (&scheme.ts, time) {
+        (Some(rule), Some(text)) if rule.unit != Unit::Opaque => {
+            rule.unit.parse(text).map(Some).ok_or(Code::TimestampMalformed)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The first id header that is there, and its rule. The scheme's reader has seen to it that each rule is a header.
+fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize, Cow<'a, str>), Code> {
+    for (index, rule) in scheme.event.ids.iter().enumerate() {
+        let Some(place) = rule.places.first() else { continue };
+        match parts.read(place) {
+            Ok(Some(text)) if !text.is_empty() => return Ok((index, text)),
+            Ok(_) => {}
+            Err(Fault::Twice) => return Err(Code::HeaderRepeated),
+            Err(_) => return Err(Code::SignedPartMissing),
+        }
+    }
+    Err(Code::SignedPartMissing)
+}
+
+/// The signed bytes, as the slices that they are made of: a large body is never copied.
+pub(crate) fn signed_content<'t>(
+    sign: &'t Template,
+    parts: &Parts<'t>,
+    time: Option<&'t str>,
+    id: Option<&'t str>,
+) -> Result<Vec<Cow<'t, [u8]>>, Code> {
+    let mut content = Vec::with_capacity(sign.pieces.len() + 1);
+    for piece in &sign.pieces {
+        let bytes = match piece {
+            Piece::Literal(text) => Cow::Borrowed(text.as_bytes()),
+            Piece::Body => Cow::Borrowed(parts.body),
+            Piece::Timestamp => Cow::Borrowed(time.ok_or(Code::TimestampMissing)?.as_bytes()),
+            Piece::Id => Cow::Borrowed(id.ok_or(Code::SignedPartMissing)?.as_bytes()),
+            Piece::Method => Cow::Borrowed(parts.method.as_str().as_bytes()),
+            Piece::Url => {
+                let base = parts.public_url.ok_or(Code::SignedPartMissing)?;
+                content.push(Cow::Borrowed(base.as_bytes()));
+                Cow::Borrowed(parts.path.as_bytes())
+            }
+            Piece::Text(place) => bytes(signed_text(parts, place)?),
+            Piece::Lower(place) => Cow::Owned(signed_text(parts, place)?.to_lowercase().into_bytes()),
+        };
+        content.push(bytes);
+    }
+    Ok(content)
+}
+
+fn signed_text<'a>(parts: &Parts<'a>, place: &Place) -> Result<Cow<'a, str>, Code> {
+    match parts.read(place) {
+        Ok(Some(text)) => Ok(text),
+        Err(Fault::Twice) => Err(Code::HeaderRepeated),
+        Ok(None) | Err(_) => Err(Code::SignedPartMissing),
+    }
+}
+
+fn bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    }
+}
+
+/// The candidates that can be signatures of this hash. One that cannot is skipped: a provider that rolls its scheme
+/// sends old and new ones side by side.
+fn decode(rule: &SigRule, hash: Hash, candidates: &[&str]) -> Result<Vec<Tag>, Code> {
+    let tags: Vec<Tag> = candidates.iter().filter_map(|text| rule.encoding.decode(text, hash)).collect();
+    if tags.is_empty() { Err(Code::SignatureMalformed) } else { Ok(tags) }
+}
+
+/// Every key is tried on every candidate, so that the time taken does not tell which one matched.
+fn check_tags(keys: &[Key], content: &[Cow<'_, [u8]>], tags: &[Tag]) -> Result<(), Code> {
+    let mut right = Choice::from(0);
+    for key in keys.iter().filter_map(Key::as_hmac) {
+        let expected = tag(key, content);
+        for tag in tags {
+            right |= expected.as_ref().ct_eq(tag.as_bytes());
+        }
+    }
+    if bool::from(right) { Ok(()) } else { Err(Code::SignatureMismatch) }
+}
+
+/// The signature of the content.
+pub(crate) fn tag(key: &hmac::Key, content: &[Cow<'_, [u8]>]) -> hmac::Tag {
+    let mut signer = hmac::Context::with_key(key);
+    for piece in content {
+        signer.update(piece);
+    }
+    signer.sign()
+}
+
+fn check_token(keys: &[Key], candidates: &[&str]) -> Result<(), Code> {
+    let mut right = Choice::from(0);
+    for key in keys.iter().filter_map(Key::as_token) {
+        for candidate in candidates {
+            right |= key.ct_eq(candidate.as_bytes());
+        }
+    }
+    if bool::from(right) { Ok(()) } else { Err(Code::SignatureMismatch) }
+}
+
+/// Both ways, inclusive. The last check: a stale time that is reported belongs to a real signature, so it means a
+/// replay or a wrong clock and no noise.
+fn check_age(source: &Source, stamp: Option<Stamp>, now: Timestamp) -> Result<(), Code> {
+    let tolerance = source.tolerance.unwrap_or_else(|| source.scheme.tolerance());
+    let (Some(stamp), Tolerance::Within(limit)) = (stamp, tolerance) else { return Ok(()) };
+    let now = if stamp.whole_seconds { now.as_second().saturating_mul(1_000) } else { now.as_millisecond() };
+    if u128::from(now.abs_diff(stamp.millis)) <= limit.as_millis() {
+        Ok(())
+    } else if stamp.millis < now {
+        Err(Code::TimestampStale)
+    } else {
+        Err(Code::TimestampFuture)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::fixture::{NOW, now, received, scheme, source};
+
+    use super::*;
+
+    const STRIPE_LIKE: &str = r#"
+        kind = "hmac"
+        sign = "{ts}.{body}"
+        sig = { from = "header:X-Sig", split = ",", assign = "=", label = "v1" }
+        ts = { from = "sig:t", tolerance = 300 }
+        id = "json:/id"
+    "#;
+    const PLAIN: &str = r#"
+        kind = "hmac"
+        sign = "{body}"
+        sig = { from = "header:X-Sig", assign = "=", label = "sha256" }
+        id = "header:X-Id"
+    "#;
+    const TWO_FAMILIES: &str = r#"
+        kind = "hmac"
+        sign = "{id}.{ts}.{body}"
+        sig = { from = ["header:a-sig", "header:b-sig"] }
+        ts = { from = ["header:a-ts", "header:b-ts"], tolerance = "5m" }
+        id = ["header:a-id", "header:b-id"]
+    "#;
+    const BODY: &[u8] = br#"{"id":"e1"}"#;
+
+    fn mac(algorithm: hmac::Algorithm, secret: &str, content: &[u8]) -> String {
+        hex::encode(hmac::sign(&hmac::Key::new(algorithm, secret.as_bytes()), content))
+    }
+
+    fn sha256(secret: &str, content: &[u8]) -> String {
+        mac(hmac::HMAC_SHA256, secret, content)
+    }
+
+    /// The `v1` of the body at a time.
+    fn at(time: &str) -> String {
+        sha256("k", &[time.as_bytes(), b".", BODY].concat())
+    }
+
+    fn verdict(toml: &str, secrets: &[&str], headers: &[(&str, &[u8])], body: &[u8]) -> Result<(), Code> {
+        let source = source(&scheme(toml), secrets);
+        verify(received(source, "/in/test", headers, body.to_vec()), now()).map(drop)
+    }
+
+    fn stripe(header: &str) -> Result<(), Code> {
+        verdict(STRIPE_LIKE, &["k"], &[("x-sig", header.as_bytes())], BODY)
+    }
+
+    #[test]
+    fn labelled_items_are_read_strictly() {
+        let right = at(&NOW.to_string());
+        let upper = right.to_uppercase();
+        let many = format!("t={NOW},{}v1={right}", format!("v1={right},").repeat(CANDIDATES_MAX));
+        let table = [
+            (format!("t={NOW},v1={right}"), Ok(())),
+            (format!("t={NOW}, v1={right}"), Ok(())),
+            (format!("v1={right},t={NOW}"), Ok(())),
+            (format!("t={NOW},v1={upper}"), Ok(())),
+            (format!("t={NOW},v0=00,v1=zz,v1=,v1={right},junk,,"), Ok(())),
+            (format!("t={NOW}=junk,v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t={NOW},t={NOW},v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t={NOW},t=1,v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=+{NOW},v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=-{NOW},v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=0x10,v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=99999999999999999999,v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=9223372036854775807,v1={right}"), Err(Code::TimestampMalformed)),
+            (format!("t=,v1={right}"), Err(Code::TimestampMissing)),
+            (format!("v1={right}"), Err(Code::TimestampMissing)),
+            (format!("T={NOW},v1={right}"), Err(Code::TimestampMissing)),
+            (format!("t={NOW},v0={right}"), Err(Code::SignatureMissing)),
+            (format!("t={NOW}"), Err(Code::SignatureMissing)),
+            (String::new(), Err(Code::SignatureMissing)),
+            (format!("t={NOW},v1=zz"), Err(Code::SignatureMalformed)),
+            (format!("t={NOW},v1="), Err(Code::SignatureMalformed)),
+            (format!("t={NOW},v1={right}00"), Err(Code::SignatureMalformed)),
+            (format!("t={NOW},v1={}", &right[2..]), Err(Code::SignatureMalformed)),
+            (many, Err(Code::SignatureMalformed)),
+            (format!("t={NOW},v1={}", "00".repeat(32)), Err(Code::SignatureMismatch)),
+            (format!("t=0{NOW},v1={right}"), Err(Code::SignatureMismatch)),
+        ];
+        for (header, wanted) in table {
+            assert_eq!(stripe(&header), wanted, "{header}");
+        }
+    }
+
+    #[test]
+    fn the_algorithm_is_never_taken_from_the_request() {
+        let right = sha256("k", BODY);
+        let sha1 = mac(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, "k", BODY);
+        let table = [
+            (format!("sha256={right}"), Ok(())),
+            (format!("sha256={}", right.to_uppercase()), Ok(())),
+            (format!("SHA256={right}"), Err(Code::SignatureMissing)),
+            (right.clone(), Err(Code::SignatureMissing)),
+            (format!("sha1={sha1}"), Err(Code::SignatureMissing)),
+            (format!("sha256={sha1}"), Err(Code::SignatureMalformed)),
+            ("bogus=aa".to_owned(), Err(Code::SignatureMissing)),
+            ("sha256".to_owned(), Err(Code::SignatureMissing)),
+            ("=".to_owned(), Err(Code::SignatureMissing)),
+            ("sha256=".to_owned(), Err(Code::SignatureMalformed)),
+            ("sha256=zz".to_owned(), Err(Code::SignatureMalformed)),
+            (format!("sha256={}", "a".repeat(60_000)), Err(Code::SignatureMalformed)),
+        ];
+        for (header, wanted) in table {
+            assert_eq!(verdict(PLAIN, &["k"], &[("x-sig", header.as_bytes())], BODY), wanted, "{header}");
+        }
+        let other = [("x-hub-signature", right.as_bytes())];
+        assert_eq!(verdict(PLAIN, &["k"], &other, BODY), Err(Code::SignatureMissing));
+        assert_eq!(verdict(PLAIN, &["k"], &[("x-sig", b"sha256=\xff")], BODY), Err(Code::SignatureMalformed));
+    }
+
+    #[test]
+    fn the_signature_is_over_the_raw_bytes() {
+        for body in [
+            "{\"id\":\"e\u{1F680}\u{e9}\"}".as_bytes(),
+            b"text=caf\xe9&x=1",
+            b"[{\"id\":1},\r\n{\"id\":2}]\r\n",
+            b"a=*&b=~&c=+&d=%20",
+            b"\xff\xfe\x00\x80",
+            b"",
+        ] {
+            let header = format!("sha256={}", sha256("k", body));
+            assert_eq!(verdict(PLAIN, &["k"], &[("x-sig", header.as_bytes())], body), Ok(()));
+            let longer = [body, b"\n"].concat();
+            let wanted = Err(Code::SignatureMismatch);
+            assert_eq!(verdict(PLAIN, &["k"], &[("x-sig", header.as_bytes())], &longer), wanted);
+        }
+    }
+
+    #[test]
+    fn any_secret_of_the_source_may_match() {
+        for (secret, wanted) in [("a", Ok(())), ("b", Ok(())), ("c", Err(Code::SignatureMismatch))] {
+            let header = format!("sha256={}", sha256(secret, BODY));
+            assert_eq!(verdict(PLAIN, &["a", "b"], &[("x-sig", header.as_bytes())], BODY), wanted);
+        }
+        let header = format!("sha256={}", sha256("", BODY));
+        let wanted = Err(Code::SignatureMismatch);
+        assert_eq!(verdict(PLAIN, &[], &[("x-sig", header.as_bytes())], BODY), wanted, "no secret at all");
+    }
+
+    #[test]
+    fn a_header_that_decides_about_trust_must_not_be_repeated() {
+        let time = NOW.to_string();
+        let sig = sha256("k", &[b"i.", time.as_bytes(), b".", BODY].concat());
+        let right: Vec<(&str, &[u8])> =
+            vec![("a-id", b"i"), ("a-ts", time.as_bytes()), ("a-sig", sig.as_bytes())];
+        assert_eq!(verdict(TWO_FAMILIES, &["k"], &right, BODY), Ok(()));
+        for again in 0..3 {
+            for value in [right[again].1, b"x"] {
+                let mut headers = right.clone();
+                headers.push((right[again].0, value));
+                assert_eq!(verdict(TWO_FAMILIES, &["k"], &headers, BODY), Err(Code::HeaderRepeated));
+                headers.swap(again, 3);
+                assert_eq!(verdict(TWO_FAMILIES, &["k"], &headers, BODY), Err(Code::HeaderRepeated));
+            }
+        }
+        let repeatable = PLAIN.replace("label = \"sha256\"", "label = \"sha256\", repeat = true");
+        let good = format!("sha256={}", sha256("k", BODY));
+        let bad = format!("sha256={}", sha256("x", BODY));
+        let headers = [("x-sig", bad.as_bytes()), ("x-sig", good.as_bytes())];
+        assert_eq!(verdict(&repeatable, &["k"], &headers, BODY), Ok(()));
+        assert_eq!(verdict(PLAIN, &["k"], &headers, BODY), Err(Code::HeaderRepeated));
+    }
+
+    #[test]
+    fn the_window_is_inclusive_both_ways_and_the_source_overrides_it() {
+        let within = |seconds| Some(Tolerance::Within(Duration::from_secs(seconds)));
+        let table = [
+            (-300, None, Ok(())),
+            (-301, None, Err(Code::TimestampStale)),
+            (300, None, Ok(())),
+            (301, None, Err(Code::TimestampFuture)),
+            (2, None, Ok(())),
+            (-11, within(10), Err(Code::TimestampStale)),
+            (-1000, within(1000), Ok(())),
+            (-1_000_000, Some(Tolerance::Off), Ok(())),
+        ];
+        for (offset, tolerance, wanted) in table {
+            let time = (NOW + offset).to_string();
+            let header = format!("t={time},v1={}", at(&time));
+            let mut source = source(&scheme(STRIPE_LIKE), &["k"]);
+            source.tolerance = tolerance;
+            // Half a second past the second that the sender could write must not count against it.
+            let clock = Timestamp::from_millisecond(NOW * 1000 + 500).unwrap();
+            let request = received(source, "/", &[("x-sig", header.as_bytes())], BODY);
+            assert_eq!(verify(request, clock).map(drop), wanted, "{offset} {tolerance:?}");
+        }
+        let stale = format!("t=1,v1={}", "00".repeat(32));
+        assert_eq!(stripe(&stale), Err(Code::SignatureMismatch), "stale is said of real signatures only");
+    }
+
+    #[test]
+    fn units_are_read_strictly() {
+        let seconds = |count: i64| Some(Stamp { millis: count * 1000, whole_seconds: true });
+        let millis = |count| Some(Stamp { millis: count, whole_seconds: false });
+        let table = [
+            (Unit::Seconds, "1700000000", seconds(1_700_000_000)),
+            (Unit::Seconds, "1700000000 ", None),
+            (Unit::Seconds, "1.7e9", None),
+            (Unit::Seconds, "", None),
+            (Unit::Seconds, "\u{0661}", None),
+            (Unit::Millis, "1700000000000", millis(1_700_000_000_000)),
+            (Unit::SecondsOrMillis, "100000000000", seconds(100_000_000_000)),
+            (Unit::SecondsOrMillis, "100000000001", millis(100_000_000_001)),
+            (Unit::Rfc3339, "2023-11-14T22:13:20Z", millis(1_700_000_000_000)),
+            (Unit::Rfc3339, "2023-11-14T22:13:20.5+00:00", millis(1_700_000_000_500)),
+            (Unit::Rfc3339, "2023-11-14", None),
+            (Unit::Rfc3339, "1700000000", None),
+            (Unit::Opaque, "1700000000", None),
+        ];
+        for (unit, text, wanted) in table {
+            assert_eq!(unit.parse(text), wanted, "{unit:?} {text}");
+        }
+    }
+
+    #[test]
+    fn only_the_id_that_was_signed_can_name_the_event() {
+        let time = NOW.to_string();
+        let sig = sha256("k", &[b"0.", time.as_bytes(), b".", BODY].concat());
+        let headers: [(&str, &[u8]); 4] =
+            [("a-id", b"0"), ("b-id", b"mine"), ("a-ts", time.as_bytes()), ("b-sig", sig.as_bytes())];
+        let request = received(source(&scheme(TWO_FAMILIES), &["k"]), "/", &headers, BODY);
+        let verified = verify(request, now()).unwrap();
+        assert_eq!(crate::identify::identify(verified).map(drop), Err(Code::IdMissing));
+        let none: [(&str, &[u8]); 2] = [("a-ts", time.as_bytes()), ("a-sig", sig.as_bytes())];
+        assert_eq!(verdict(TWO_FAMILIES, &["k"], &none, BODY), Err(Code::SignedPartMissing));
+    }
+
+    #[test]
+    fn the_url_is_the_public_one_with_path_and_query_as_received() {
+        let toml = r#"
+            kind = "hmac"
+            sign = "{method}{url}{body}"
+            sig = { from = "header:X-Sig" }
+            id = "json:/id"
+        "#;
+        let path = "/in/a%2Fb?x=%27&y=1+2";
+        let sig = sha256("k", &[b"POSThttps://hooks.example.com", path.as_bytes(), BODY].concat());
+        let headers: [(&str, &[u8]); 3] =
+            [("x-sig", sig.as_bytes()), ("host", b"evil.test"), ("x-forwarded-host", b"evil.test")];
+        let mut own = source(&scheme(toml), &["k"]);
+        assert!(own.scheme.signs_url());
+        own.public_url = Some("https://hooks.example.com".to_owned());
+        assert!(verify(received(own, path, &headers, BODY), now()).is_ok());
+        let without = received(source(&scheme(toml), &["k"]), path, &headers, BODY);
+        assert_eq!(verify(without, now()).map(drop), Err(Code::SignedPartMissing));
+    }
+
+    #[test]
+    fn signed_parts_can_stand_in_query_form_and_json() {
+        let toml = |sign: &str| {
+            format!(
+                "kind = \"hmac\"\nsign = \"{sign}\"\nsig = {{ from = \"header:X-Sig\" }}\nid = \"body:sha256\""
+            )
+        };
+        let json = br#"{"a":{"b":"B\u0041"},"n":9007199254918489}"#;
+        let table: [(&str, &[u8], &str, Result<(), Code>); 11] = [
+            ("{query:q}", b"", "X y", Ok(())),
+            ("{lower:query:q}", b"", "x y", Ok(())),
+            ("{json:/a/b}-{json:/n}", json, "BA-9007199254918489", Ok(())),
+            ("{form:f}", b"f=%41+b&g=1", "A b", Ok(())),
+            ("{formjson:f#/x}", b"f=%7B%22x%22%3A7%7D", "7", Ok(())),
+            ("{query:none}", b"", "", Err(Code::SignedPartMissing)),
+            ("{json:/none}", json, "", Err(Code::SignedPartMissing)),
+            ("{json:/a}", b"no json", "", Err(Code::SignedPartMissing)),
+            ("{json:/a}", br#"{"a":"1","a":"1"}"#, "1", Err(Code::HeaderRepeated)),
+            ("{form:f}", b"f=1&f=1", "1", Err(Code::HeaderRepeated)),
+            ("{form:f}", br#"{"x":"&f=1&"}"#, "1", Err(Code::SignedPartMissing)),
+        ];
+        for (sign, body, content, wanted) in table {
+            let sig = sha256("k", content.as_bytes());
+            let source = source(&scheme(&toml(sign)), &["k"]);
+            let request = received(source, "/p?q=X%20y", &[("x-sig", sig.as_bytes())], body);
+            assert_eq!(verify(request, now()).map(drop), wanted, "{sign}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_compared_whole() {
+        let toml = "kind = \"token\"\nsig = { from = \"header:Authorization\" }\nid = \"json:/id\"";
+        let table: [(&[u8], Result<(), Code>); 5] = [
+            (b"Bearer abc", Ok(())),
+            (b"Bearer ab", Err(Code::SignatureMismatch)),
+            (b"Bearer abcd", Err(Code::SignatureMismatch)),
+            (b"bearer abc", Err(Code::SignatureMismatch)),
+            (b"", Err(Code::SignatureMissing)),
+        ];
+        for (value, wanted) in table {
+            assert_eq!(verdict(toml, &["other", "Bearer abc"], &[("authorization", value)], BODY), wanted);
+        }
+        let twice: [(&str, &[u8]); 2] = [("authorization", b"Bearer abc"), ("authorization", b"x")];
+        assert_eq!(verdict(toml, &["Bearer abc"], &twice, BODY), Err(Code::HeaderRepeated));
+        assert_eq!(verdict(toml, &["Bearer abc"], &[], BODY), Err(Code::SignatureMissing));
+    }
+
+    #[test]
+    fn base64_signatures_have_one_spelling() {
+        let encoded = |encoding: &str| {
+            format!(
+                "kind = \"hmac\"\nsign = \"{{body}}\"\nsig = {{ from = \"header:X-Sig\", encoding = \"{encoding}\" }}\nid = \"json:/id\""
+            )
+        };
+        let tag = hex::decode(sha256("k", b"x")).unwrap();
+        let standard = crate::provider::signature::TagEncoding::Base64.encode(&tag);
+        let url = crate::provider::signature::TagEncoding::Base64Url.encode(&tag);
+        assert_eq!(verdict(&encoded("base64"), &["k"], &[("x-sig", standard.as_bytes())], b"x"), Ok(()));
+        assert_eq!(verdict(&encoded("base64url"), &["k"], &[("x-sig", url.as_bytes())], b"x"), Ok(()));
+        let unpadded = standard.trim_end_matches('=');
+        let next = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            *bytes.last_mut().unwrap() += 1;
+            String::from_utf8(bytes).unwrap()
+        };
+        for (encoding, wrong) in
+            [("base64", unpadded.to_owned()), ("base64", next(unpadded) + "="), ("base64url", next(&url))]
+        {
+            let headers = [("x-sig", wrong.as_bytes())];
+            assert_eq!(
+                verdict(&encoded(encoding), &["k"], &headers, b"x"),
+                Err(Code::SignatureMalformed),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_kind_never_matches() {
+        let token = scheme("kind = \"token\"\nsig = { from = \"header:X\" }\nid = []");
+        let mut mixed = source(&scheme(PLAIN), &[]);
+        mixed.keys = vec![token.key("k").unwrap()];
+        let header = format!("sha256={}", sha256("k", BODY));
+        let request = received(mixed, "/", &[("x-sig", header.as_bytes())], BODY);
+        assert_eq!(verify(request, now()).map(drop), Err(Code::SignatureMismatch));
+        assert_eq!(Arc::strong_count(&token), 1);
+    }
 }

@@ -1,0 +1,148 @@
+//! Reading the named places of a request.
+//!
+//! Invariant: a place that stands in the request twice is [`Fault::Twice`], never silently the first or the last:
+//! whoever reads it next might take the other one. Verification and identification read through the same code.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+
+use http::header::HeaderMap;
+use http::{HeaderName, Method};
+use ring::digest;
+
+use crate::body::Received;
+use crate::json::{self, Found, Pointers, Scan, Slot};
+use crate::provider::place::Place;
+
+/// Why a place gives no text although something stands there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It stands there twice.
+    Twice,
+    /// It is no text that can be kept.
+    Invalid,
+    /// It is sought in JSON, and there is none.
+    NotJson,
+}
+
+/// The parts of a request that can be signed or hold an id.
+pub(crate) struct Parts<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) headers: &'a HeaderMap,
+    /// Path and query exactly as received.
+    pub(crate) path: &'a str,
+    pub(crate) public_url: Option<&'a str>,
+    pub(crate) body: &'a [u8],
+    pointers: &'a Pointers,
+    scan: OnceCell<Scan<'a>>,
+    sha256: OnceCell<[u8; 32]>,
+}
+
+impl<'a> Parts<'a> {
+    /// `pointers` are those that the places which will be read were parsed with.
+    pub(crate) fn of(received: &'a Received, pointers: &'a Pointers) -> Self {
+        let path = received.head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+        let url = received.source.public_url.as_deref();
+        Self::new((&received.head.method, url, path), &received.head.headers, &received.body, pointers)
+    }
+
+    /// The parts of a request that is still being made: method, public URL and path; headers; body.
+    pub(crate) fn new(
+        (method, public_url, path): (&'a Method, Option<&'a str>, &'a str),
+        headers: &'a HeaderMap,
+        body: &'a [u8],
+        pointers: &'a Pointers,
+    ) -> Self {
+        let (scan, sha256) = (OnceCell::new(), OnceCell::new());
+        Self { method, headers, path, public_url, body, pointers, scan, sha256 }
+    }
+
+    /// The text at a place; `None` if nothing stands there, or JSON's null.
+    pub(crate) fn read(&self, place: &Place) -> Result<Option<Cow<'a, str>>, Fault> {
+        match place {
+            Place::Header(name) => self.header(name),
+            Place::Json(slot) => as_text(self.json(*slot)?),
+            Place::Form(field) => self.form(field),
+            Place::FormJson { field, pointers, slot } => self.form_json(field, pointers, *slot),
+            Place::Query(name) => {
+                let query = self.path.split_once('?').map_or("", |(_, query)| query);
+                pair(query.as_bytes(), name)
+            }
+            Place::BodySha256 => Ok(Some(Cow::Owned(hex::encode(self.body_sha256())))),
+        }
+    }
+
+    /// What stands in a slot of the JSON body.
+    pub(crate) fn json(&self, slot: Slot) -> Result<Found<'a>, Fault> {
+        let scan = self.scan.get_or_init(|| self.pointers.scan(self.body));
+        scan.get(slot).ok_or(Fault::NotJson)
+    }
+
+    /// SHA-256 of the raw body.
+    pub(crate) fn body_sha256(&self) -> [u8; 32] {
+        *self.sha256.get_or_init(|| sha256(self.body))
+    }
+
+    fn header(&self, name: &HeaderName) -> Result<Option<Cow<'a, str>>, Fault> {
+        let mut values = self.headers.get_all(name).iter();
+        let Some(value) = values.next() else { return Ok(None) };
+        if values.next().is_some() {
+            return Err(Fault::Twice);
+        }
+        text(value).map(|text| Some(Cow::Borrowed(text)))
+    }
+
+    /// All values of a header.
+    pub(crate) fn header_values(&self, name: &HeaderName) -> impl Iterator<Item = Result<&'a str, Fault>> {
+        self.headers.get_all(name).iter().map(text)
+    }
+
+    /// A body that starts like JSON is never read as a form: text inside its strings could pose as a field, and the
+    /// content type is no help, since it is not signed.
+    fn form(&self, field: &str) -> Result<Option<Cow<'a, str>>, Fault> {
+        match self.body.trim_ascii_start().first() {
+            Some(b'{' | b'[') => Ok(None),
+            _ => pair(self.body, field),
+        }
+    }
+
+    fn form_json(&self, field: &str, pointers: &Pointers, slot: Slot) -> Result<Option<Cow<'a, str>>, Fault> {
+        let Some(value) = self.form(field)? else { return Ok(None) };
+        let found = pointers.scan(value.as_bytes()).get(slot).ok_or(Fault::NotJson)?;
+        Ok(as_text(found)?.map(|text| Cow::Owned(text.into_owned())))
+    }
+}
+
+fn text(value: &http::HeaderValue) -> Result<&str, Fault> {
+    std::str::from_utf8(value.as_bytes()).or(Err(Fault::Invalid))
+}
+
+fn as_text(found: Found<'_>) -> Result<Option<Cow<'_, str>>, Fault> {
+    match found {
+        Found::Absent => Ok(None),
+        Found::Value(raw) => json::text(raw).or(Err(Fault::Invalid)),
+        Found::Twice => Err(Fault::Twice),
+        Found::Broken => Err(Fault::Invalid),
+    }
+}
+
+/// The one value of a name in `a=1&b=2`. The decoder puts U+FFFD where bytes are not UTF-8, so that two different
+/// values could become one: a value that holds it is refused.
+fn pair<'a>(pairs: &'a [u8], wanted: &str) -> Result<Option<Cow<'a, str>>, Fault> {
+    let mut values = form_urlencoded::parse(pairs).filter(|(name, _)| name == wanted).map(|(_, value)| value);
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(Fault::Twice);
+    }
+    if value.contains(char::REPLACEMENT_CHARACTER) { Err(Fault::Invalid) } else { Ok(Some(value)) }
+}
+
+/// SHA-256 as an array.
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    array(&digest::digest(&digest::SHA256, bytes))
+}
+
+/// The bytes of a finished SHA-256.
+pub(crate) fn array(digest: &digest::Digest) -> [u8; 32] {
+    digest.as_ref().first_chunk().copied().unwrap_or_default()
+}

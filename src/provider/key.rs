@@ -1,0 +1,186 @@
+//! Secrets: how a provider writes them, and the keys made of them.
+//!
+//! Invariant: no key is empty, and no message holds a secret. An empty key would let anybody sign.
+
+use std::fmt;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use ring::hmac;
+
+use crate::settings::Table;
+
+/// Providers print secrets without padding and with stray low bits; their own libraries take both.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// A secret, decoded and ready for use; never printed.
+#[derive(Clone)]
+pub struct Key {
+    inner: Inner,
+}
+
+#[derive(Clone)]
+enum Inner {
+    Hmac(hmac::Key),
+    Token(Arc<[u8]>),
+}
+
+impl Key {
+    pub(crate) fn hmac(algorithm: hmac::Algorithm, bytes: &[u8]) -> Self {
+        Self { inner: Inner::Hmac(hmac::Key::new(algorithm, bytes)) }
+    }
+
+    pub(crate) fn token(bytes: &[u8]) -> Self {
+        Self { inner: Inner::Token(bytes.into()) }
+    }
+
+    pub(crate) fn as_hmac(&self) -> Option<&hmac::Key> {
+        match &self.inner {
+            Inner::Hmac(key) => Some(key),
+            Inner::Token(_) => None,
+        }
+    }
+
+    pub(crate) fn as_token(&self) -> Option<&[u8]> {
+        match &self.inner {
+            Inner::Token(bytes) => Some(bytes),
+            Inner::Hmac(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+/// How the text of a secret becomes the bytes of a key: `key = { strip_prefix = "whsec_", encoding = "base64" }`.
+#[derive(Debug, Default)]
+pub(crate) struct KeyRule {
+    encoding: Encoding,
+    strip_prefix: Option<String>,
+    raw_without_prefix: bool,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    #[default]
+    Utf8,
+    Base64,
+    Hex,
+}
+
+impl KeyRule {
+    /// Reads the table `key`.
+    pub(crate) fn read(mut table: Table) -> Self {
+        let encodings = [("utf8", Encoding::Utf8), ("base64", Encoding::Base64), ("hex", Encoding::Hex)];
+        let encoding = table.choice("encoding", &encodings).unwrap_or_default();
+        let strip_prefix = table.text("strip_prefix");
+        let raw_without_prefix = table.flag("raw_without_prefix").unwrap_or(false);
+        if strip_prefix.as_deref() == Some("") {
+            table.error("strip_prefix", "is empty: leave it out, or name what to cut");
+        }
+        if raw_without_prefix && strip_prefix.is_none() {
+            table.error(
+                "raw_without_prefix",
+                "needs strip_prefix: it says what to do with secrets that lack it",
+            );
+        }
+        table.finish();
+        Self { encoding, strip_prefix, raw_without_prefix }
+    }
+
+    /// The key's bytes; the length is checked after decoding, since a prefix alone decodes to nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the secret, without the secret.
+    pub(crate) fn decode(&self, secret: &str) -> Result<Vec<u8>, String> {
+        if secret.trim().is_empty() {
+            return Err("the secret is empty".to_owned());
+        }
+        if secret.trim() != secret {
+            return Err("the secret starts or ends with white space: cut it, it was hardly meant".to_owned());
+        }
+        let stripped = self.strip_prefix.as_ref().and_then(|prefix| secret.strip_prefix(prefix.as_str()));
+        let encoding = match stripped {
+            None if self.raw_without_prefix => Encoding::Utf8,
+            _ => self.encoding,
+        };
+        let text = stripped.unwrap_or(secret);
+        let bytes = match encoding {
+            Encoding::Utf8 => text.as_bytes().to_vec(),
+            Encoding::Base64 => LENIENT.decode(text).or(Err("the secret is not base64"))?,
+            Encoding::Hex => hex::decode(text).or(Err("the secret is not an even number of hex digits"))?,
+        };
+        if bytes.is_empty() {
+            return Err(self.nothing_left());
+        }
+        Ok(bytes)
+    }
+
+    fn nothing_left(&self) -> String {
+        match &self.strip_prefix {
+            Some(prefix) => format!("the secret is empty after {prefix:?}"),
+            None => "the secret is empty after decoding".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::settings::File;
+
+    use super::*;
+
+    fn rule(toml: &str) -> KeyRule {
+        let (file, table) = File::parse("test", toml);
+        let rule = KeyRule::read(table);
+        assert_eq!(file.take_problems(), []);
+        rule
+    }
+
+    #[test]
+    fn secrets_are_decoded_as_providers_print_them() {
+        let webhooks = rule("strip_prefix = \"whsec_\"\nencoding = \"base64\"");
+        for text in ["whsec_AAEC", "AAEC"] {
+            assert_eq!(webhooks.decode(text).unwrap(), [0, 1, 2]);
+        }
+        assert_eq!(webhooks.decode("whsec_AAE").unwrap(), [0, 1], "no padding");
+        assert_eq!(webhooks.decode("whsec_AAE=").unwrap(), [0, 1], "padding");
+        assert_eq!(webhooks.decode("whsec_AAF=").unwrap(), [0, 1], "stray low bits");
+        let either = rule("strip_prefix = \"whsec_\"\nencoding = \"base64\"\nraw_without_prefix = true");
+        assert_eq!(either.decode("AAEC").unwrap(), b"AAEC");
+        assert_eq!(either.decode("whsec_AAEC").unwrap(), [0, 1, 2]);
+        assert_eq!(rule("").decode("whsec_AAEC").unwrap(), b"whsec_AAEC");
+        assert_eq!(rule("encoding = \"hex\"").decode("00fF").unwrap(), [0, 255]);
+    }
+
+    #[test]
+    fn a_secret_that_is_no_key_is_refused_without_being_shown() {
+        let webhooks = "strip_prefix = \"whsec_\"\nencoding = \"base64\"";
+        for (toml, secret) in [
+            ("", ""),
+            ("", " \t\n"),
+            ("", "s3cret "),
+            ("", "s3cret\n"),
+            ("", " s3cret"),
+            (webhooks, "whsec_"),
+            (webhooks, "whsec_="),
+            (webhooks, "whsec_s3cret!"),
+            ("encoding = \"hex\"", "s3cret"),
+            ("encoding = \"hex\"", "abc"),
+        ] {
+            let message = rule(toml).decode(secret).unwrap_err();
+            assert!(!message.contains("s3cret"), "{message}");
+        }
+        assert_eq!(format!("{:?}", Key::token(b"s3cret")), "Key(…)");
+    }
+}

@@ -1,0 +1,113 @@
+//! Where in a request a text stands, as the settings name it: `header:X-Id`, `json:/id`, `form:id`,
+//! `formjson:payload#/id`, `query:id`, `body:sha256`.
+
+use http::HeaderName;
+
+use crate::json::{Pointer, Pointers, Slot};
+
+/// The forms that a place can have, for messages.
+const FORMS: &str = "\"header:NAME\", \"json:/POINTER\", \"form:FIELD\", \"formjson:FIELD#/POINTER\", \
+                     \"query:NAME\" or \"body:sha256\"";
+
+/// One place in a request.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// A header.
+    Header(HeaderName),
+    /// A value in the JSON body; the slot is one of the [`Pointers`] that the place was parsed with.
+    Json(Slot),
+    /// A field of a form body.
+    Form(String),
+    /// A value in the JSON that a field of a form body holds.
+    FormJson {
+        /// The field.
+        field: String,
+        /// The one pointer that is looked for.
+        pointers: Pointers,
+        /// Its slot.
+        slot: Slot,
+    },
+    /// A parameter of the URL.
+    Query(String),
+    /// SHA-256 of the raw body, in hex.
+    BodySha256,
+}
+
+impl Place {
+    /// Parses a place; pointers into the body are added to `pointers`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn parse(text: &str, pointers: &mut Pointers) -> Result<Self, String> {
+        let (kind, rest) =
+            text.split_once(':').ok_or_else(|| format!("{text:?} names no place: give {FORMS}"))?;
+        match kind {
+            "header" => header(rest).map(Self::Header),
+            "json" => pointers.add(&Pointer::parse(rest)?).map(Self::Json),
+            "form" => name(rest, text).map(Self::Form),
+            "formjson" => form_json(rest, text),
+            "query" => name(rest, text).map(Self::Query),
+            "body" if rest == "sha256" => Ok(Self::BodySha256),
+            _ => Err(format!("{text:?} names no place: give {FORMS}")),
+        }
+    }
+
+    /// The header, if the place is one.
+    pub(crate) fn header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether the place is in the body.
+    pub(crate) fn in_body(&self) -> bool {
+        matches!(self, Self::Json(_) | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)
+    }
+}
+
+fn header(text: &str) -> Result<HeaderName, String> {
+    text.parse().ok().ok_or_else(|| format!("{text:?} is no header name"))
+}
+
+fn name(text: &str, whole: &str) -> Result<String, String> {
+    if text.is_empty() { Err(format!("{whole:?} lacks a name after the colon")) } else { Ok(text.to_owned()) }
+}
+
+fn form_json(rest: &str, whole: &str) -> Result<Place, String> {
+    let (field, pointer) = rest
+        .split_once('#')
+        .ok_or_else(|| format!("{whole:?} lacks \"#\": write \"formjson:FIELD#/POINTER\""))?;
+    let mut pointers = Pointers::default();
+    let slot = pointers.add(&Pointer::parse(pointer)?)?;
+    Ok(Place::FormJson { field: name(field, whole)?, pointers, slot })
+}
+
+/// A rule that gives one text: the texts of all its places, joined with `:`.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    /// As it was written.
+    pub(crate) text: String,
+    /// At least one.
+    pub(crate) places: Vec<Place>,
+}
+
+impl Rule {
+    /// Parses `A + B`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn parse(text: &str, pointers: &mut Pointers) -> Result<Self, String> {
+        let places: Result<_, _> =
+            text.split(" + ").map(|part| Place::parse(part.trim(), pointers)).collect();
+        Ok(Self { text: text.to_owned(), places: places? })
+    }
+
+    /// The header, if the rule is nothing but one.
+    pub(crate) fn header(&self) -> Option<&HeaderName> {
+        match self.places.as_slice() {
+            [place] => place.header(),
+            _ => None,
+        }
+    }
+}

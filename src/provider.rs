@@ -218,6 +218,18 @@ impl Scheme {
         self.id_rules().collect::<Vec<_>>().join(" | ")
     }
 
+    /// Headers that hold a signature or the token itself.
+    pub(crate) fn signature_headers(&self) -> Vec<&HeaderName> {
+        self.sig.from.iter().filter_map(Place::header).collect()
+    }
+
+    /// All headers that the scheme reads; one may stand there twice.
+    pub(crate) fn headers(&self) -> Vec<&HeaderName> {
+        let rules = [&self.event.ids, &self.event.types, &self.event.times].into_iter().flatten();
+        let places = rules.flat_map(|rule| &rule.places).filter_map(Place::header);
+        self.signature_headers().into_iter().chain(&self.once).chain(places).collect()
+    }
+
     pub(crate) fn signs_id(&self) -> bool {
         self.template().is_some_and(signs_id)
     }

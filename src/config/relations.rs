@@ -3,7 +3,7 @@
 //! Invariant: a relation is judged only if each of its values is what was meant (its key was not refused before), and
 //! each complaint says the values, whether they are defaults, and what would happen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -394,7 +394,8 @@ fn provider_requests(source: &Reading, traits: &Traits) {
                        signature matches";
         tell(table, Severity::Error, "public_url", message.to_owned());
     }
-    for header in traits.headers.iter().filter(|header| header.contains('_')) {
+    let headers: BTreeSet<_> = traits.headers.iter().filter(|header| header.contains('_')).collect();
+    for header in headers {
         let message = format!(
             "the scheme reads header {header:?}, and some proxies drop headers with an underscore: check that yours \
              passes it on"

@@ -87,10 +87,22 @@ impl Providers<'static> {
 }
 
 /// The one place that asks a scheme for what settings must know of it.
-///
-/// MERGE: fill the rest from the scheme as soon as it can tell.
 fn traits(scheme: &Scheme) -> Traits {
-    Traits { name: scheme.name.clone(), facts: scheme.facts.clone(), ..Traits::default() }
+    let names =
+        |headers: Vec<&HeaderName>| headers.into_iter().map(|name| name.as_str().to_owned()).collect();
+    let quirks = [
+        (Quirk::SignsUrl, scheme.signs_url()),
+        (Quirk::DigestVaries, !scheme.facts.volatile.is_empty() && scheme.event.digest.is_empty()),
+        (Quirk::NeverDedupes, scheme.never_dedupes()),
+        (Quirk::Timeless, scheme.ts.is_none()),
+    ];
+    Traits {
+        name: scheme.name.clone(),
+        facts: scheme.facts.clone(),
+        headers: names(scheme.headers()),
+        secret_headers: names(scheme.signature_headers()),
+        quirks: quirks.into_iter().filter_map(|(quirk, holds)| holds.then_some(quirk)).collect(),
+    }
 }
 
 /// A source that was read, with what is compared later.

@@ -834,3 +834,60 @@ fn the_embedded_file_is_read_like_any_other() {
     assert!(loaded.config.sources.is_empty());
     assert!(Config::load(Path::new("/absent")).is_err());
 }
+
+/// With the presets as they are embedded.
+fn with_presets(case: &str) -> String {
+    match Config::parse("t.toml", &file_with(case), &env) {
+        Ok(loaded) => report(&loaded.warnings),
+        Err(problems) => report(&problems),
+    }
+}
+
+#[test]
+fn presets_are_held_against_the_settings() {
+    let provider = |name: &str| format!("source.a.provider = \"{name}\"");
+    assert_eq!(with_presets(&provider("stripe")), "");
+    for (case, expected) in [
+        (provider("stripes"), "did you mean \"stripe\"?"),
+        (
+            provider("github"),
+            "warning: source.a.provider: this provider's signature does not cover the event id",
+        ),
+        (provider("slack"), "error: source.a.deadline: the deadline is 5s, and slack waits 3s for an answer"),
+        (provider("stripe") + "\nretention.ledger = \"29d\"", "can be resent by hand for 30d"),
+        (provider("stripe") + "\nretention.ledger = \"2d\"", "stripe retries for 3d"),
+        (
+            provider("stripe") + "\nsource.a.headers = [\"Stripe-Signature\"]",
+            "stripe-signature carries this provider",
+        ),
+        (provider("github") + "\nsource.a.tolerance = \"1m\"", "warning: source.a.tolerance: has no effect"),
+        (
+            provider("standard-webhooks") + "\nsource.a.secrets = \"whsec_\"",
+            "source.a.secrets: the literal secret",
+        ),
+        (provider("standard-webhooks") + "\nsource.a.secrets = \"whsec_%\"", "is not base64"),
+    ] {
+        let said = with_presets(&case);
+        assert!(said.contains(expected), "{case}: no {expected:?} in {said}");
+    }
+}
+
+#[test]
+fn slack_can_be_answered_in_time() {
+    let times = "server.deadline = \"2s\"\nserver.body_timeout = \"1s\"\nin_flight.wait = \"500ms\"\n\
+                 postgres.record_timeout = \"1200ms\"\npostgres.statement_timeout = \"800ms\"\n";
+    assert_eq!(with_presets(&format!("{times}source.a.provider = \"slack\"")), "");
+}
+
+#[test]
+fn a_scheme_of_the_file_comes_before_a_preset() {
+    let scheme = "\n[scheme.stripe]\nkind = \"hmac\"\nsign = \"{body}\"\nsig = { from = \"header:x_sig\" }\n\
+                  id = \"json:/id\"\nid_signed = true\n";
+    let said = with_presets(&format!("source.a.headers = [\"X_Sig\"]{scheme}"));
+    assert!(said.contains("warning: source.a.provider: the scheme reads header \"x_sig\""), "{said}");
+    assert!(said.contains("error: source.a.headers[0]: x_sig carries this provider's signature"), "{said}");
+    let said =
+        with_presets(&format!("source.a.provider = \"own\"{}", scheme.replace("stripe", "own") + "zz = 1"));
+    assert!(said.contains("error: scheme.own.zz: unknown key"), "{said}");
+    assert!(!said.contains("neither a preset nor"), "{said}");
+}

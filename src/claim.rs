@@ -132,9 +132,9 @@ impl FastTier {
         let mut pause = Duration::from_millis(5);
         loop {
             let claim = match redis.claim(key, &token).await {
-                Some(found) => self.judge(found, &token),
-                None if self.refuse_without_redis => return Err(Code::FastTierRefused),
-                None => Claim::Unclaimed,
+                Ok(found) => self.judge(found, &token),
+                Err(redis::Away) if self.refuse_without_redis => return Err(Code::FastTierRefused),
+                Err(redis::Away) => Claim::Unclaimed,
             };
             let now = Instant::now();
             if !matches!(claim, Claim::Foreign) || now >= give_up {
@@ -164,7 +164,7 @@ impl FastTier {
                 }
                 marker::Marker::Unknown => Claim::Unclaimed,
             },
-            redis::Found::WrongType => Claim::Unclaimed,
+            redis::Found::Nothing => Claim::Unclaimed,
         }
     }
 

@@ -212,8 +212,6 @@ pub struct Redis {
     pub lease: Duration,
     /// `timeout = "50ms"`: for one command.
     pub timeout: Duration,
-    /// `connections = 1`: multiplexed ones.
-    pub connections: usize,
     /// `breaker_failures = 5`: failures in a row that take the tier out.
     pub breaker_failures: u32,
     /// `on_failure = "postgres" | "refuse"`

@@ -51,12 +51,11 @@ impl Trouble {
     fn of_code(code: &SqlState) -> Self {
         match code.code() {
             "40001" | "40P01" => Self::Retry,
-            // Completion unknown, a read-only server, a server that goes away.
-            "40003" | "25006" | "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Self::Lost,
+            // Completion unknown, a read-only server, what a standby says to functions that need a primary, a
+            // server that goes away.
+            "40003" | "25006" | "55000" | "57P01" | "57P02" | "57P03" | "57P04" | "57P05" => Self::Lost,
             "55P03" => Self::Locked,
             "57014" => Self::Cancelled,
-            // 55000 is what a standby says to functions that need a primary.
-            "55000" => Self::Lost,
             other if other.starts_with("08") => Self::Lost,
             other if other.starts_with("53") || other.starts_with("58") => Self::Resources,
             _ => Self::Statement,

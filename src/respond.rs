@@ -67,10 +67,9 @@ pub struct Verdict {
 pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
     match result {
         Ok(Outcome::Accepted | Outcome::Duplicate(_)) => "INFO",
-        Ok(Outcome::Mismatch(_) | Outcome::Rejected) => "WARN",
         Err(failure) if failure.code == Code::Internal => "ERROR",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
-        Err(_) => "WARN",
+        Ok(Outcome::Mismatch(_) | Outcome::Rejected) | Err(_) => "WARN",
     }
 }
 

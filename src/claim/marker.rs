@@ -14,8 +14,9 @@ impl ShortDigest {
     /// Shortens a digest.
     #[must_use]
     pub fn of(digest: Digest) -> Self {
-        let [a, b, c, d, e, f, ..] = digest.0;
-        Self([a, b, c, d, e, f])
+        let mut short = [0; 6];
+        short.iter_mut().zip(digest.0).for_each(|(short, byte)| *short = byte);
+        Self(short)
     }
 }
 

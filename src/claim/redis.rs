@@ -22,6 +22,7 @@ use crate::identify::EventKey;
 use crate::metrics::{Metrics, RedisTrouble};
 use crate::tasks::Tasks;
 
+const TOO_LATE: &str = "no answer within fast_tier.timeout";
 /// Markers in one write.
 const SETTLE_BATCH: usize = 256;
 /// Markers that may wait to be written; beyond it they are left out, which costs a question to Postgres each.
@@ -38,9 +39,13 @@ pub(super) enum Found {
     Set,
     /// This stood there and still does.
     Value(Vec<u8>),
-    /// A key of another Redis type stands there.
-    WrongType,
+    /// Nothing that says anything: a key of another Redis type, or a lease that has just run out.
+    Nothing,
 }
+
+/// Redis is out of the path, or did not answer as it should.
+#[derive(Debug)]
+pub(super) struct Away;
 
 /// What the server can do, found out when connecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,9 +132,9 @@ impl RedisTier {
         live.as_ref().map(|live| (live.pooled.as_ref().clone(), live.abilities))
     }
 
-    /// One command, `SET key lease NX GET PX`. `None`: Redis is away.
-    pub(super) async fn claim(&self, key: &EventKey, token: &str) -> Option<Found> {
-        let (mut connection, abilities) = self.live()?;
+    /// One command, `SET key lease NX GET PX`.
+    pub(super) async fn claim(&self, key: &EventKey, token: &str) -> Result<Found, Away> {
+        let (mut connection, abilities) = self.live().ok_or(Away)?;
         let (key, lease) = (self.key(key), marker::lease(token));
         let asked = timeout(self.timeout, async {
             if abilities.nx_get {
@@ -146,13 +151,13 @@ impl RedisTier {
         match asked.await {
             Ok(Ok((Value::Okay, _))) if !abilities.nx_get => self.worked(Found::Set),
             Ok(Ok((_, Value::BulkString(value)))) => self.worked(Found::Value(value)),
-            // Without NX GET, nothing found means that the other's lease ran out in between: nobody holds it.
-            Ok(Ok((_, Value::Nil))) if !abilities.nx_get => self.worked(Found::WrongType),
-            Ok(Ok((_, Value::Nil))) => self.worked(Found::Set),
+            Ok(Ok((_, Value::Nil))) if abilities.nx_get => self.worked(Found::Set),
+            // The other's lease ran out between our two commands: nobody holds it.
+            Ok(Ok((_, Value::Nil))) => self.worked(Found::Nothing),
             Ok(Ok(_)) => self.failed(RedisTrouble::Nonsense, "an answer of an unexpected type"),
-            Ok(Err(error)) if error.code() == Some("WRONGTYPE") => self.worked(Found::WrongType),
+            Ok(Err(error)) if error.code() == Some("WRONGTYPE") => self.worked(Found::Nothing),
             Ok(Err(error)) => self.failed(classify(&error), error.category()),
-            Err(_elapsed) => self.failed(RedisTrouble::Timeout, "no answer within fast_tier.timeout"),
+            Err(_elapsed) => self.failed(RedisTrouble::Timeout, TOO_LATE),
         }
     }
 
@@ -174,21 +179,26 @@ impl RedisTier {
         match timeout(self.timeout, call.invoke_async::<i64>(&mut connection)).await {
             Ok(Ok(_deleted)) => {}
             Ok(Err(error)) => {
-                self.failed::<()>(classify(&error), error.category());
+                self.count_failure(classify(&error), error.category());
             }
             Err(_elapsed) => {
-                self.failed::<()>(RedisTrouble::Timeout, "no answer within fast_tier.timeout");
+                self.count_failure(RedisTrouble::Timeout, TOO_LATE);
             }
         }
     }
 
-    fn worked<T>(&self, found: T) -> Option<T> {
+    fn worked(&self, found: Found) -> Result<Found, Away> {
         self.failures.store(0, Ordering::Relaxed);
-        Some(found)
+        Ok(found)
     }
 
-    /// Counts a failure; enough in a row, or one that this connection cannot recover from, open the breaker.
-    fn failed<T>(&self, trouble: RedisTrouble, cause: &str) -> Option<T> {
+    fn failed(&self, trouble: RedisTrouble, cause: &str) -> Result<Found, Away> {
+        self.count_failure(trouble, cause);
+        Err(Away)
+    }
+
+    /// Enough failures in a row, or one that this connection cannot recover from, open the breaker.
+    fn count_failure(&self, trouble: RedisTrouble, cause: &str) {
         self.metrics.redis_failed(trouble);
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         let hopeless = matches!(trouble, RedisTrouble::Connection | RedisTrouble::ReadOnly);
@@ -205,7 +215,6 @@ impl RedisTier {
                 self.broken.notify_one();
             }
         }
-        None
     }
 
     /// Connects, and connects anew whenever the breaker has opened.
@@ -257,11 +266,11 @@ impl RedisTier {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.failed::<()>(classify(&error), error.category());
+                    self.count_failure(classify(&error), error.category());
                 }
                 Err(_elapsed) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.failed::<()>(RedisTrouble::Timeout, "no answer within fast_tier.timeout");
+                    self.count_failure(RedisTrouble::Timeout, TOO_LATE);
                 }
             }
             batch.clear();

@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::client::Target;
 use super::send::{Report, Sender, send_all};
-use super::{Exit, Signals, load, runtime, say};
-use crate::config::Config;
+use super::{Exit, Signals, runtime, say};
+use crate::config::{self, Config};
 use crate::dev::{FolderOptions, Stores, StoresOptions};
 use crate::identify::EventKey;
 use crate::log::Log;
@@ -142,7 +142,10 @@ effect = "none"
     );
     let path = stores.folder().path().join("hapax.toml");
     write_private(&path, &text)?;
-    load(&path)
+    match Config::load(&path) {
+        Ok(loaded) => Ok(loaded.config),
+        Err(problems) => Err(Exit::software(config::report(&problems))),
+    }
 }
 
 struct Files {
@@ -222,7 +225,7 @@ async fn show_once(
     let report = send_all(&Arc::new(sender), DELIVERIES, DELIVERIES).await?;
     let id = report.id.clone().unwrap_or_default();
     let key = EventKey::of(SOURCE, &source.scope, &id);
-    let marker = claim::read_marker(&config.fast_tier, &key).await.map_err(Exit::unavailable)?;
+    let (redis, ttl_ms) = settled_marker(config, &key).await?;
     let rows = |query: &'static str| count(client, query, &id);
     let ledger_rows =
         rows("select count(*) from hapax.events where source = 'stripe' and event_id = $1").await?;
@@ -233,7 +236,6 @@ async fn show_once(
         stores.redis.address()
     ))?;
     let Report { sent, status, outcomes, .. } = &report;
-    let (redis, ttl_ms) = marker.unwrap_or_default();
     say(json!({
         "sent": sent, "status": status, "outcomes": outcomes,
         "ledger_rows": ledger_rows, "effects": effects, "redis": redis, "ttl_ms": ttl_ms,
@@ -249,6 +251,18 @@ async fn show_once(
     } else {
         Err(Exit::failed("this is not what one event sent ten times should leave behind"))
     }
+}
+
+/// The marker, once it is a done one: the answers did not wait for it.
+async fn settled_marker(config: &Config, key: &EventKey) -> Result<(String, i64), Exit> {
+    for _ in 0..100 {
+        let found = claim::read_marker(&config.fast_tier, key).await.map_err(Exit::unavailable)?;
+        if let Some((marker, ttl_ms)) = found.filter(|(marker, _)| marker.starts_with("D ")) {
+            return Ok((marker, ttl_ms));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(Default::default())
 }
 
 async fn count(client: &tokio_postgres::Client, query: &str, id: &str) -> Result<i64, Exit> {

@@ -30,8 +30,8 @@ pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 pub(super) const CONNECTIONS_BESIDE_EFFECTS: usize = 2;
 
 /// Keys of `[fast_tier]` that mean something with Redis only.
-const REDIS_KEYS: [&str; 8] =
-    ["url", "prefix", "lease", "timeout", "connections", "breaker_failures", "on_failure", "memory_ttl"];
+const REDIS_KEYS: [&str; 7] =
+    ["url", "prefix", "lease", "timeout", "breaker_failures", "on_failure", "memory_ttl"];
 
 /// Keys of `[fast_tier]` that mean something with any tier at all.
 const MEMORY_KEYS: [&str; 2] = ["ttl", "memory_events"];
@@ -109,6 +109,7 @@ fn server(table: &mut Table) -> Server {
         requests_max: count(table, "requests_max", 1..=1_000_000, 4_096),
         // The HTTP library takes no smaller buffer than 8 KiB.
         head_max: size(table, "head_max", 8 << 10..=1 << 20, 64 << 10),
+        buffered_max: size(table, "buffered_max", 1..=64 << 30, 256 << 20),
         body_max: size(table, "body_max", BODY, 1 << 20),
         head_timeout: timeout(table, "head_timeout", 10_000),
         body_timeout: timeout(table, "body_timeout", 3_000),
@@ -248,7 +249,6 @@ fn redis(table: &mut Table, secrets: &Secrets<'_>, used: bool) -> (Redis, Durati
         prefix: prefix(table, used),
         lease: timeout(table, "lease", 10_000),
         timeout: timeout(table, "timeout", 50),
-        connections: count(table, "connections", 1..=64, 1),
         breaker_failures: u32::try_from(count(table, "breaker_failures", 1..=1_000, 5)).unwrap_or(5),
         on_failure: table.choice("on_failure", &ON_FAILURE).unwrap_or(OnTierFailure::Postgres),
     };

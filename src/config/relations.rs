@@ -290,17 +290,24 @@ fn parallel_groups(sources: &[Reading]) {
 }
 
 fn source_sizes(draft: &Draft, source: &Reading) {
-    let (body_max, queue_bytes) = (source.draft.body_max, draft.config.postgres.queue_bytes);
-    let failed = source.table.failed("body_max")
-        || draft.tables.server.failed("body_max")
-        || draft.tables.postgres.failed("queue_bytes");
-    if body_max > queue_bytes && !failed {
-        let message = format!(
-            "body_max is {}, and postgres.queue_bytes {}: a body of that size would be answered 503 for ever",
-            show_size(body_max),
-            show_size(queue_bytes)
-        );
-        tell(&source.table, Severity::Error, "body_max", message);
+    let (server, postgres) = (&draft.config.server, &draft.config.postgres);
+    let body_max = source.draft.body_max;
+    if source.table.failed("body_max") || draft.tables.server.failed("body_max") {
+        return;
+    }
+    let budgets = [
+        ("server.buffered_max", server.buffered_max, draft.tables.server.failed("buffered_max")),
+        ("postgres.queue_bytes", postgres.queue_bytes, draft.tables.postgres.failed("queue_bytes")),
+    ];
+    for (name, budget, failed) in budgets {
+        if body_max > budget && !failed {
+            let message = format!(
+                "body_max is {}, and {name} {}: a body of that size would be answered 503 for ever",
+                show_size(body_max),
+                show_size(budget)
+            );
+            tell(&source.table, Severity::Error, "body_max", message);
+        }
     }
 }
 

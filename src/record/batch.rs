@@ -149,6 +149,14 @@ impl Writer {
         }
     }
 
+    /// Opens a connection and prepares the statement, so that the first event does not wait for it. Fails silently:
+    /// whoever needs a connection later will say what is wrong.
+    pub(super) async fn warm_up(&self) {
+        if let Ok(client) = self.pool.get().await {
+            drop(client.prepare_typed_cached(RECORD, &TYPES).await);
+        }
+    }
+
     pub(super) fn has_effect(&self) -> bool {
         self.effect.is_some()
     }
@@ -170,12 +178,12 @@ impl Writer {
         let attempt = self.transact(&client, deliveries, careful, mode);
         match tokio::time::timeout(self.commit_timeout, attempt).await {
             Ok(Ok(written)) => {
-                client.is_clean();
+                client.give_back();
                 Ok(written)
             }
             Ok(Err(error)) => {
                 if !matches!(error.trouble, Trouble::Lost) {
-                    client.is_clean();
+                    client.give_back();
                 }
                 Err(error)
             }
@@ -195,7 +203,7 @@ impl Writer {
         mode: Mode,
     ) -> Result<Written, BatchError> {
         let client = client.get()?;
-        let statement = client.prepare_typed_cached(RECORD, &TYPES).await.map_err(failed)?;
+        let statement = client.prepare_typed_cached(RECORD, &TYPES).await.map_err(|error| failed(&error))?;
         let events = || deliveries.iter().map(|delivery| &delivery.event);
         let headers: Vec<&str> = events().map(|event| event.headers.as_str()).collect();
         let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
@@ -234,9 +242,9 @@ impl Writer {
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
-        let row = row.map_err(failed)?;
-        begun.map_err(failed)?;
-        committed.map_err(failed)?;
+        let row = row.map_err(|error| failed(&error))?;
+        begun.map_err(|error| failed(&error))?;
+        committed.map_err(|error| failed(&error))?;
         written(&row, deliveries.len())
     }
 }
@@ -262,7 +270,7 @@ const TYPES: [Type; 17] = [
 ];
 
 fn written(row: &Row, expected: usize) -> Result<Written, BatchError> {
-    match read(row).map_err(failed)? {
+    match read(row).map_err(|error| failed(&error))? {
         Some(written) if written.outcomes.len() == expected => Ok(written),
         // Committed, but in words of another version; nobody may guess what they mean.
         _ => Err(BatchError {
@@ -295,8 +303,8 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
     Ok(generation.zip(outcomes).map(|(generation, outcomes)| Written { generation, outcomes }))
 }
 
-fn failed(error: tokio_postgres::Error) -> BatchError {
-    BatchError { trouble: Trouble::of(&error), cause: db::describe(&error) }
+fn failed(error: &tokio_postgres::Error) -> BatchError {
+    BatchError { trouble: Trouble::of(error), cause: db::describe(error) }
 }
 
 fn no_connection(error: &PoolError) -> BatchError {
@@ -319,7 +327,7 @@ impl Unclean {
     }
 
     /// The last answer is in and no transaction is open.
-    fn is_clean(mut self) {
+    fn give_back(mut self) {
         drop(self.0.take());
     }
 }

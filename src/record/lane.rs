@@ -64,6 +64,7 @@ impl Lane {
     ///
     /// Dropping it loses no committed event: those waiting are answered as not recorded.
     pub(super) async fn run(mut self) {
+        self.writer.warm_up().await;
         while let Some(batch) = self.form().await {
             self.commit(batch).await;
         }

@@ -321,6 +321,9 @@ mod tests {
     "#;
     const BODY: &[u8] = br#"{"id":"e1"}"#;
 
+    /// Template, body, signed content, verdict.
+    type Row = (&'static str, &'static [u8], &'static str, Result<(), Code>);
+
     fn mac(algorithm: hmac::Algorithm, secret: &str, content: &[u8]) -> String {
         hex::encode(hmac::sign(&hmac::Key::new(algorithm, secret.as_bytes()), content))
     }
@@ -552,7 +555,7 @@ mod tests {
             )
         };
         let json = br#"{"a":{"b":"B\u0041"},"n":9007199254918489}"#;
-        let table: [(&str, &[u8], &str, Result<(), Code>); 11] = [
+        let table: [Row; 11] = [
             ("{query:q}", b"", "X y", Ok(())),
             ("{lower:query:q}", b"", "x y", Ok(())),
             ("{json:/a/b}-{json:/n}", json, "BA-9007199254918489", Ok(())),

@@ -422,6 +422,8 @@ mod tests {
         ] {
             assert_ne!(base, digest(named, other), "{other}");
         }
+        let one = |key: &str| digest(named, &format!("{{\"id\":1,\"{key}\":\"x\"}}"));
+        assert_ne!(one("a"), one("b"), "which part is missing counts");
         for unclear in [r#"{"id":1,"a":1,"a":2}"#, r#"{"id":1}"#] {
             assert_eq!(digest(named, unclear), Digest(parts::sha256(unclear.as_bytes())));
         }

@@ -116,7 +116,7 @@ pub struct Facts {
     pub retries: bool,
     /// Whether the signature covers the id.
     pub id_signed: bool,
-    /// Parts of the body that change between two attempts of one event.
+    /// JSON pointers to parts of the body that change between two attempts of one event.
     pub volatile: Vec<String>,
     /// Keys of facts that are from memory: nobody has checked them against a document.
     pub unchecked: Vec<String>,
@@ -198,6 +198,12 @@ impl Scheme {
     #[must_use]
     pub fn never_dedupes(&self) -> bool {
         self.event.ids.is_empty()
+    }
+
+    /// Whether the digest covers named parts of the body, so that the rest may change between attempts.
+    #[must_use]
+    pub fn digests_parts(&self) -> bool {
+        !self.event.digest.is_empty()
     }
 
     /// The rules for the id, as they were written.

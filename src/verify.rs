@@ -385,6 +385,15 @@ mod tests {
     }
 
     #[test]
+    fn an_opaque_timestamp_is_signed_and_not_read() {
+        let toml = STRIPE_LIKE.replace("tolerance = 300", "unit = \"opaque\"");
+        for (time, wanted) in [("when", Ok(())), ("a=b", Err(Code::TimestampMalformed))] {
+            let header = format!("t={time},v1={}", at(time));
+            assert_eq!(verdict(&toml, &["k"], &[("x-sig", header.as_bytes())], BODY), wanted, "{time}");
+        }
+    }
+
+    #[test]
     fn the_algorithm_is_never_taken_from_the_request() {
         let right = sha256("k", BODY);
         let sha1 = mac(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, "k", BODY);
@@ -455,6 +464,8 @@ mod tests {
                 assert_eq!(verdict(TWO_FAMILIES, &["k"], &headers, BODY), Err(Code::HeaderRepeated));
             }
         }
+        let other_family = [&right[..], &[("b-id", b"x"), ("b-id", b"y")]].concat();
+        assert_eq!(verdict(TWO_FAMILIES, &["k"], &other_family, BODY), Err(Code::HeaderRepeated));
         let repeatable = PLAIN.replace("label = \"sha256\"", "label = \"sha256\", repeat = true");
         let good = format!("sha256={}", sha256("k", BODY));
         let bad = format!("sha256={}", sha256("x", BODY));

@@ -5,7 +5,7 @@
 use http::HeaderName;
 
 use crate::config::Tolerance;
-use crate::json::Pointers;
+use crate::json::{Pointer, Pointers};
 use crate::settings::Table;
 
 use super::key::KeyRule;
@@ -144,6 +144,9 @@ impl Facts {
         };
         if !facts.retries && facts.retry_window.is_some() {
             table.error("retry_window", "contradicts retries = false: drop one of them");
+        }
+        for message in facts.volatile.iter().filter_map(|text| Pointer::parse(text).err()) {
+            table.error("volatile", message);
         }
         for name in facts.unchecked.iter().filter(|name| !table.has(name)) {
             table.error("unchecked", format!("{name:?} is not stated in this table"));
@@ -310,6 +313,7 @@ mod tests {
             ("id = \"json:/id\"", "id = []\ndigest = \"header:x\"", "no part of a JSON body"),
             ("id = \"json:/id\"", "id = []\nretries = false\nretry_window = \"1d\"", "contradicts"),
             ("id = \"json:/id\"", "id = []\nunchecked = [\"body_max\"]", "not stated"),
+            ("id = \"json:/id\"", "id = []\nvolatile = [\"attempt\"]", "must start with"),
             ("id = \"json:/id\"", "id = []\nkey = { raw_without_prefix = true }", "needs strip_prefix"),
             (
                 "id = \"json:/id\"",

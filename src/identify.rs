@@ -422,6 +422,8 @@ mod tests {
         ] {
             assert_ne!(base, digest(named, other), "{other}");
         }
+        let one = |key: &str| digest(named, &format!("{{\"id\":1,\"{key}\":\"x\"}}"));
+        assert_ne!(one("a"), one("b"), "which part is missing counts");
         for unclear in [r#"{"id":1,"a":1,"a":2}"#, r#"{"id":1}"#] {
             assert_eq!(digest(named, unclear), Digest(parts::sha256(unclear.as_bytes())));
         }
@@ -433,7 +435,7 @@ mod tests {
         let of = |rest: &str| {
             let event =
                 event_of(rules, &[("x-type", b"h")], format!("{{\"id\":1,{rest}}}").as_bytes()).unwrap();
-            (event.event_type.unwrap_or_default(), event.provider_time.map(|time| time.as_millisecond()))
+            (event.event_type.unwrap_or_default(), event.provider_time.map(Timestamp::as_millisecond))
         };
         assert_eq!(of(r#""type":"a.b","at":1700000000"#), ("a.b".to_owned(), Some(1_700_000_000_000)));
         assert_eq!(of(r#""type":5,"at":"1700000000123""#), ("5".to_owned(), Some(1_700_000_000_123)));

@@ -61,9 +61,9 @@ impl<'a> Parts<'a> {
     pub(crate) fn read(&self, place: &Place) -> Result<Option<Cow<'a, str>>, Fault> {
         match place {
             Place::Header(name) => self.header(name),
-            Place::Json(slot) => as_text(self.json(*slot)?),
+            Place::Json { slot, .. } => as_text(self.json(*slot)?),
             Place::Form(field) => self.form(field),
-            Place::FormJson { field, pointers, slot } => self.form_json(field, pointers, *slot),
+            Place::FormJson { field, pointers, slot, .. } => self.form_json(field, pointers, *slot),
             Place::Query(name) => {
                 let query = self.path.split_once('?').map_or("", |(_, query)| query);
                 pair(query.as_bytes(), name)

@@ -321,6 +321,9 @@ mod tests {
     "#;
     const BODY: &[u8] = br#"{"id":"e1"}"#;
 
+    /// Template, body, signed content, verdict.
+    type Row = (&'static str, &'static [u8], &'static str, Result<(), Code>);
+
     fn mac(algorithm: hmac::Algorithm, secret: &str, content: &[u8]) -> String {
         hex::encode(hmac::sign(&hmac::Key::new(algorithm, secret.as_bytes()), content))
     }
@@ -378,6 +381,15 @@ mod tests {
         ];
         for (header, wanted) in table {
             assert_eq!(stripe(&header), wanted, "{header}");
+        }
+    }
+
+    #[test]
+    fn an_opaque_timestamp_is_signed_and_not_read() {
+        let toml = STRIPE_LIKE.replace("tolerance = 300", "unit = \"opaque\"");
+        for (time, wanted) in [("when", Ok(())), ("a=b", Err(Code::TimestampMalformed))] {
+            let header = format!("t={time},v1={}", at(time));
+            assert_eq!(verdict(&toml, &["k"], &[("x-sig", header.as_bytes())], BODY), wanted, "{time}");
         }
     }
 
@@ -452,6 +464,8 @@ mod tests {
                 assert_eq!(verdict(TWO_FAMILIES, &["k"], &headers, BODY), Err(Code::HeaderRepeated));
             }
         }
+        let other_family = [&right[..], &[("b-id", b"x"), ("b-id", b"y")]].concat();
+        assert_eq!(verdict(TWO_FAMILIES, &["k"], &other_family, BODY), Err(Code::HeaderRepeated));
         let repeatable = PLAIN.replace("label = \"sha256\"", "label = \"sha256\", repeat = true");
         let good = format!("sha256={}", sha256("k", BODY));
         let bad = format!("sha256={}", sha256("x", BODY));
@@ -552,7 +566,7 @@ mod tests {
             )
         };
         let json = br#"{"a":{"b":"B\u0041"},"n":9007199254918489}"#;
-        let table: [(&str, &[u8], &str, Result<(), Code>); 11] = [
+        let table: [Row; 11] = [
             ("{query:q}", b"", "X y", Ok(())),
             ("{lower:query:q}", b"", "x y", Ok(())),
             ("{json:/a/b}-{json:/n}", json, "BA-9007199254918489", Ok(())),

@@ -14,15 +14,22 @@ const FORMS: &str = "\"header:NAME\", \"json:/POINTER\", \"form:FIELD\", \"formj
 pub(crate) enum Place {
     /// A header.
     Header(HeaderName),
-    /// A value in the JSON body; the slot is one of the [`Pointers`] that the place was parsed with.
-    Json(Slot),
+    /// A value in the JSON body.
+    Json {
+        /// Where.
+        pointer: Pointer,
+        /// Its slot in the [`Pointers`] that the place was parsed with.
+        slot: Slot,
+    },
     /// A field of a form body.
     Form(String),
     /// A value in the JSON that a field of a form body holds.
     FormJson {
         /// The field.
         field: String,
-        /// The one pointer that is looked for.
+        /// Where in it.
+        pointer: Pointer,
+        /// That one pointer, compiled.
         pointers: Pointers,
         /// Its slot.
         slot: Slot,
@@ -43,7 +50,11 @@ impl Place {
             text.split_once(':').ok_or_else(|| format!("{text:?} names no place: give {FORMS}"))?;
         match kind {
             "header" => header(rest).map(Self::Header),
-            "json" => pointers.add(&Pointer::parse(rest)?).map(Self::Json),
+            "json" => {
+                let pointer = Pointer::parse(rest)?;
+                let slot = pointers.add(&pointer)?;
+                Ok(Self::Json { pointer, slot })
+            }
             "form" => name(rest, text).map(Self::Form),
             "formjson" => form_json(rest, text),
             "query" => name(rest, text).map(Self::Query),
@@ -60,9 +71,23 @@ impl Place {
         }
     }
 
+    /// Whether both are the same place, whatever they were parsed with.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Header(a), Self::Header(b)) => a == b,
+            (Self::Json { pointer: a, .. }, Self::Json { pointer: b, .. }) => a == b,
+            (Self::Form(a), Self::Form(b)) | (Self::Query(a), Self::Query(b)) => a == b,
+            (Self::FormJson { field: a, pointer: x, .. }, Self::FormJson { field: b, pointer: y, .. }) => {
+                (a, x) == (b, y)
+            }
+            (Self::BodySha256, Self::BodySha256) => true,
+            _ => false,
+        }
+    }
+
     /// Whether the place is in the body.
     pub(crate) fn in_body(&self) -> bool {
-        matches!(self, Self::Json(_) | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)
+        matches!(self, Self::Json { .. } | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)
     }
 }
 
@@ -79,8 +104,9 @@ fn form_json(rest: &str, whole: &str) -> Result<Place, String> {
         .split_once('#')
         .ok_or_else(|| format!("{whole:?} lacks \"#\": write \"formjson:FIELD#/POINTER\""))?;
     let mut pointers = Pointers::default();
-    let slot = pointers.add(&Pointer::parse(pointer)?)?;
-    Ok(Place::FormJson { field: name(field, whole)?, pointers, slot })
+    let pointer = Pointer::parse(pointer)?;
+    let slot = pointers.add(&pointer)?;
+    Ok(Place::FormJson { field: name(field, whole)?, pointer, pointers, slot })
 }
 
 /// A rule that gives one text: the texts of all its places, joined with `:`.

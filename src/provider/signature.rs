@@ -134,7 +134,7 @@ impl SigRule {
     /// Reads the table `sig`.
     pub(crate) fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
         let from = places(&mut table, "from", pointers);
-        if from.as_ref().is_none_or(Vec::is_empty) && !table.has("from") {
+        if !table.has("from") {
             table.error(
                 "",
                 "sig.from is missing: say where the signature stands, e.g. \"header:X-Signature\"",

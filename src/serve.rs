@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::net::TcpListener;
 use tracing::{error, info, warn};
 
@@ -51,7 +52,7 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
     match look_at_schema(&config.postgres, &effects).await {
         Ok(()) => schema_ready.store(true, Ordering::Relaxed),
         Err(Unready::Unreachable(cause)) => {
-            warn!(cause, "postgres cannot be reached yet; starting not ready")
+            warn!(cause, "postgres cannot be reached yet; starting not ready");
         }
         Err(wrong) => return Err(wrong.into()),
     }
@@ -87,7 +88,7 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
     };
     let open = metrics.connections.clone();
     serve_on(listener, config.server.clone(), gateway, closing, open, &tasks);
-    serve_on(admin_listener, admin_limits(&config.server), admin, admin_closing, Default::default(), &tasks);
+    serve_on(admin_listener, admin_limits(&config.server), admin, admin_closing, Gauge::default(), &tasks);
     info!(listen = %running.listen, admin = %running.admin, sources = config.sources.len(), "listening");
     Ok(running)
 }
@@ -97,7 +98,7 @@ fn serve_on<S: server::Service>(
     settings: config::Server,
     service: S,
     closing: Closing,
-    open: prometheus_client::metrics::gauge::Gauge,
+    open: Gauge,
     tasks: &Tasks,
 ) {
     drop(tasks.spawn(server::accept(listener, settings, service, closing, open, tasks.clone())));

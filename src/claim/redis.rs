@@ -148,16 +148,26 @@ impl RedisTier {
                 pair.query_async::<(Value, Value)>(&mut connection).await
             }
         });
-        match asked.await {
-            Ok(Ok((Value::Okay, _))) if !abilities.nx_get => self.worked(Found::Set),
-            Ok(Ok((_, Value::BulkString(value)))) => self.worked(Found::Value(value)),
-            Ok(Ok((_, Value::Nil))) if abilities.nx_get => self.worked(Found::Set),
+        let found = match asked.await {
+            Ok(Ok((Value::Okay, _))) if !abilities.nx_get => Ok(Found::Set),
+            Ok(Ok((_, Value::BulkString(value)))) => Ok(Found::Value(value)),
+            Ok(Ok((_, Value::Nil))) if abilities.nx_get => Ok(Found::Set),
             // The other's lease ran out between our two commands: nobody holds it.
-            Ok(Ok((_, Value::Nil))) => self.worked(Found::Nothing),
-            Ok(Ok(_)) => self.failed(RedisTrouble::Nonsense, "an answer of an unexpected type"),
-            Ok(Err(error)) if error.code() == Some("WRONGTYPE") => self.worked(Found::Nothing),
-            Ok(Err(error)) => self.failed(classify(&error), error.category()),
-            Err(_elapsed) => self.failed(RedisTrouble::Timeout, TOO_LATE),
+            Ok(Ok((_, Value::Nil))) => Ok(Found::Nothing),
+            Ok(Ok(_)) => Err((RedisTrouble::Nonsense, "an answer of an unexpected type")),
+            Ok(Err(error)) if error.code() == Some("WRONGTYPE") => Ok(Found::Nothing),
+            Ok(Err(error)) => Err((classify(&error), "an error reply or a broken connection")),
+            Err(_elapsed) => Err((RedisTrouble::Timeout, TOO_LATE)),
+        };
+        match found {
+            Ok(found) => {
+                self.failures.store(0, Ordering::Relaxed);
+                Ok(found)
+            }
+            Err((trouble, cause)) => {
+                self.count_failure(trouble, cause);
+                Err(Away)
+            }
         }
     }
 
@@ -185,16 +195,6 @@ impl RedisTier {
                 self.count_failure(RedisTrouble::Timeout, TOO_LATE);
             }
         }
-    }
-
-    fn worked(&self, found: Found) -> Result<Found, Away> {
-        self.failures.store(0, Ordering::Relaxed);
-        Ok(found)
-    }
-
-    fn failed(&self, trouble: RedisTrouble, cause: &str) -> Result<Found, Away> {
-        self.count_failure(trouble, cause);
-        Err(Away)
     }
 
     /// Enough failures in a row, or one that this connection cannot recover from, open the breaker.

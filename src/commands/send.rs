@@ -155,7 +155,6 @@ fn of_provider(options: &Options) -> Result<Signer, Exit> {
         Exit::settings(format!("no provider {name:?}; there are: {known}"))
     })?;
     let secret = match (&options.secret_env, &options.secret_file) {
-        #[expect(clippy::disallowed_methods, reason = "the operator names the variable on the command line")]
         (Some(name), _) => std::env::var(name).map_err(|error| Exit::settings(format!("{name}: {error}")))?,
         (None, Some(path)) => {
             let text = std::fs::read_to_string(path)

@@ -2,3 +2,4 @@
 
 mod dev;
 mod harness;
+mod once;

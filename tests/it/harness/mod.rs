@@ -3,5 +3,6 @@
 pub(crate) mod client;
 pub(crate) mod gateway;
 pub(crate) mod proxy;
+pub(crate) mod scene;
 pub(crate) mod stores;
 pub(crate) mod wait;

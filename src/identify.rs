@@ -9,6 +9,7 @@
 //! - Missing, null, empty, and an id made only of zeros and hyphens (placeholders of "nothing") do not yield.
 //! - An id that stands there twice, holds NUL or is not UTF-8, or is longer than the source allows, is refused.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,11 +19,11 @@ use ring::digest::{Context, SHA256};
 use crate::body::Received;
 use crate::config::Source;
 use crate::error::Code;
-use crate::json::Found;
+use crate::json::{Found, Slot};
 use crate::parts::{self, Fault, Parts};
-use crate::provider::EventRules;
 use crate::provider::place::Rule;
 use crate::provider::signature::Unit;
+use crate::provider::{DigestRule, EventRules};
 use crate::verify::Verified;
 
 /// Longest event type that is kept; a longer one is none.
@@ -52,7 +53,8 @@ fn length(length: usize) -> [u8; 8] {
     u64::try_from(length).unwrap_or(ABSENT).to_le_bytes()
 }
 
-/// SHA-256 of what the source's digest rule names; the raw body by default.
+/// SHA-256 of what the source's digest rule names; by default of the raw body without the values that change between
+/// attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
@@ -178,15 +180,52 @@ fn time(text: &str) -> Option<Timestamp> {
     Timestamp::from_millisecond(stamp.millis).ok()
 }
 
-/// The parts' source text with lengths before them; the raw body where a part is not clear.
+/// Of what the rule names; of the raw body where a part is not clear.
 fn body_digest(rules: &EventRules, parts: &Parts<'_>) -> Digest {
-    named_digest(rules, parts).unwrap_or_else(|| Digest(parts.body_sha256()))
+    let digest = match &rules.digest {
+        DigestRule::Without(slots) => digest_without(slots, parts),
+        DigestRule::Parts(slots) => digest_of(slots, parts),
+    };
+    digest.unwrap_or_else(|| Digest(parts.body_sha256()))
 }
 
-fn named_digest(rules: &EventRules, parts: &Parts<'_>) -> Option<Digest> {
+/// Of the raw body with some values cut out of it; none if there is nothing to cut out.
+fn digest_without(slots: &[Slot], parts: &Parts<'_>) -> Option<Digest> {
+    let mut cuts = Vec::with_capacity(slots.len());
+    for slot in slots {
+        match parts.json(*slot).ok()? {
+            Found::Value(raw) => cuts.push(span_in(parts.body, raw)?),
+            Found::Absent => {}
+            Found::Twice | Found::Broken => return None,
+        }
+    }
+    if cuts.is_empty() {
+        return None;
+    }
+    cuts.sort_unstable_by_key(|cut| cut.start);
+    let mut context = Context::new(&SHA256);
+    let mut from = 0;
+    for cut in cuts {
+        // A value inside one that is already cut out adds nothing.
+        context.update(parts.body.get(from..cut.start).unwrap_or_default());
+        from = from.max(cut.end);
+    }
+    context.update(parts.body.get(from..)?);
+    Some(Digest(parts::array(&context.finish())))
+}
+
+/// Where a value that was found in the body stands in it.
+fn span_in(body: &[u8], value: &str) -> Option<Range<usize>> {
+    let start = value.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
+    let span = start..start.checked_add(value.len())?;
+    (body.get(span.clone())? == value.as_bytes()).then_some(span)
+}
+
+/// Of the values' source text, with lengths before them; none if there is no such value.
+fn digest_of(slots: &[Slot], parts: &Parts<'_>) -> Option<Digest> {
     let mut context = Context::new(&SHA256);
     let mut any = false;
-    for slot in &rules.digest {
+    for slot in slots {
         match parts.json(*slot).ok()? {
             Found::Value(raw) => {
                 any = true;
@@ -403,6 +442,20 @@ mod tests {
         }
         // Pinned: rows and markers that exist already hold keys made this way.
         assert_eq!(hex::encode(EventKey::of("stripe", "-", "evt_1").0), "b9069f2ea5dbd8130cb960dd99717db2");
+    }
+
+    #[test]
+    fn values_that_change_between_attempts_are_left_out_of_the_digest() {
+        let rules = "id = \"json:/id\"\nvolatile = [\"/pending\", \"/try\", \"/try/n\"]";
+        let digest = |body: &str| event_of(rules, &[], body.as_bytes()).unwrap().digest;
+        let base = digest(r#"{"id":1,"pending":2,"a":"x","try":{"n":1}}"#);
+        assert_eq!(base, digest(r#"{"id":1,"pending":10,"a":"x","try":{"n":2}}"#));
+        assert_ne!(base, digest(r#"{"id":1,"pending":2,"a":"y","try":{"n":1}}"#));
+        assert_ne!(base, digest(r#"{"id":1,"a":"x","try":{"n":1}}"#));
+        assert_ne!(base, digest(r#"{"id":1,"pending":2,"a":"x","try":{"n":1},"more":1}"#));
+        for whole in [r#"{"id":1,"a":"x"}"#, r#"{"id":1,"pending":1,"pending":2}"#] {
+            assert_eq!(digest(whole), Digest(parts::sha256(whole.as_bytes())));
+        }
     }
 
     #[test]

@@ -97,8 +97,23 @@ pub(crate) struct EventRules {
     pub(crate) types: Vec<Rule>,
     /// The provider's time of the event.
     pub(crate) times: Vec<Rule>,
-    /// The values that the digest covers; none: the raw body.
-    pub(crate) digest: Vec<Slot>,
+    /// What the digest covers.
+    pub(crate) digest: DigestRule,
+}
+
+/// What of a body tells it from another body under the same id.
+#[derive(Debug)]
+pub(crate) enum DigestRule {
+    /// All of it but these values, which change between attempts.
+    Without(Vec<Slot>),
+    /// These values and nothing else.
+    Parts(Vec<Slot>),
+}
+
+impl Default for DigestRule {
+    fn default() -> Self {
+        Self::Without(Vec::new())
+    }
 }
 
 /// What is known of a provider's behaviour; used for defaults and by `check`.
@@ -116,7 +131,7 @@ pub struct Facts {
     pub retries: bool,
     /// Whether the signature covers the id.
     pub id_signed: bool,
-    /// JSON pointers to parts of the body that change between two attempts of one event.
+    /// JSON pointers to parts of the body that change between two attempts of one event. The digest leaves them out.
     pub volatile: Vec<String>,
     /// Keys of facts that are from memory: nobody has checked them against a document.
     pub unchecked: Vec<String>,
@@ -198,12 +213,6 @@ impl Scheme {
     #[must_use]
     pub fn never_dedupes(&self) -> bool {
         self.event.ids.is_empty()
-    }
-
-    /// Whether the digest covers named parts of the body, so that the rest may change between attempts.
-    #[must_use]
-    pub fn digests_parts(&self) -> bool {
-        !self.event.digest.is_empty()
     }
 
     /// The rules for the id, as they were written.

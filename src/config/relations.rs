@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::FastTierKind;
 use super::read::{CONNECTIONS_BESIDE_EFFECTS, Draft, effect_groups};
 use super::source::{Quirk, Reading, Traits};
-use super::{FastTierKind, OnMismatch};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -371,11 +371,6 @@ fn provider_form(source: &Reading, traits: &Traits) {
             show_size(largest)
         );
         tell(table, Severity::Warning, "body_max", message);
-    }
-    if traits.has(Quirk::DigestVaries) && draft.on_mismatch == OnMismatch::Refuse {
-        let message = "is \"refuse\", but this provider's bodies change between two attempts of one event: its retries \
-                       would be answered 422. Give \"report\"";
-        tell(table, Severity::Error, "on_mismatch", message.to_owned());
     }
     if traits.has(Quirk::Timeless) && table.has("tolerance") {
         let message = "has no effect: this provider's requests have no timestamp that could be checked";

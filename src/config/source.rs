@@ -59,8 +59,6 @@ pub(super) struct Traits {
 pub(super) enum Quirk {
     /// The signature covers the URL, so that the public one must be known.
     SignsUrl,
-    /// The body changes between two attempts of one event, in a part that the digest covers.
-    DigestVaries,
     /// Requests have no id, so that none is ever a duplicate.
     NeverDedupes,
     /// There is no timestamp to hold against the clock.
@@ -92,7 +90,6 @@ fn traits(scheme: &Scheme) -> Traits {
         |headers: Vec<&HeaderName>| headers.into_iter().map(|name| name.as_str().to_owned()).collect();
     let quirks = [
         (Quirk::SignsUrl, scheme.signs_url()),
-        (Quirk::DigestVaries, !scheme.facts.volatile.is_empty() && scheme.event.digest.is_empty()),
         (Quirk::NeverDedupes, scheme.never_dedupes()),
         (Quirk::Timeless, scheme.ts.is_none()),
     ];

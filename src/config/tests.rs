@@ -611,12 +611,6 @@ fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
     warns_with(&unsigned, &[("", &["source.a.provider", "does not cover the event id"])]);
     let nameless = Traits { quirks: vec![Quirk::NeverDedupes], ..unsigned };
     warns_with(&nameless, &[("", &["source.a.provider", "no duplicate is recognised"])]);
-    let varies = Traits { quirks: vec![Quirk::DigestVaries], ..quiet() };
-    refuses_with(
-        &varies,
-        &[("source.a.on_mismatch = \"refuse\"", &["source.a.on_mismatch", "422", "\"report\""])],
-    );
-    takes_with(&varies, &["", "source.a.on_mismatch = \"report\""]);
     takes(&["source.a.on_mismatch = \"refuse\""]);
     let timeless = Traits { quirks: vec![Quirk::Timeless], ..quiet() };
     warns_with(&timeless, &[("source.a.tolerance = \"1m\"", &["source.a.tolerance", "no timestamp"])]);

@@ -5,14 +5,14 @@
 use http::HeaderName;
 
 use crate::config::Tolerance;
-use crate::json::{Pointer, Pointers};
+use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Hash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
-use super::{EventRules, Facts, Kind, Scheme, covers, signs_id, signs_time};
+use super::{DigestRule, EventRules, Facts, Kind, Scheme, covers, signs_id, signs_time};
 
 #[derive(Clone, Copy)]
 enum KindName {
@@ -105,17 +105,38 @@ impl EventRules {
         let ids = rules(table, "id", &mut pointers);
         let types = rules(table, "type", &mut pointers);
         let times = rules(table, "event_time", &mut pointers);
-        let mut digest = Vec::new();
-        for text in table.texts("digest").unwrap_or_default() {
-            match Place::parse(&text, &mut pointers) {
-                Ok(Place::Json { slot, .. }) => digest.push(slot),
-                Ok(_) => table
-                    .error("digest", format!("{text:?} is no part of a JSON body: give \"json:/POINTER\"")),
-                Err(message) => table.error("digest", message),
-            }
-        }
+        let digest = if table.has("digest") {
+            DigestRule::Parts(digest_parts(table, &mut pointers))
+        } else {
+            DigestRule::Without(volatile_parts(table, &mut pointers))
+        };
         Self { pointers, ids, types, times, digest }
     }
+}
+
+fn digest_parts(table: &mut Table, pointers: &mut Pointers) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    for text in table.texts("digest").unwrap_or_default() {
+        match Place::parse(&text, pointers) {
+            Ok(Place::Json { slot, .. }) => slots.push(slot),
+            Ok(_) => {
+                table.error("digest", format!("{text:?} is no part of a JSON body: give \"json:/POINTER\""));
+            }
+            Err(message) => table.error("digest", message),
+        }
+    }
+    slots
+}
+
+fn volatile_parts(table: &mut Table, pointers: &mut Pointers) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    for text in table.texts("volatile").unwrap_or_default() {
+        match Pointer::parse(&text).and_then(|pointer| pointers.add(&pointer)) {
+            Ok(slot) => slots.push(slot),
+            Err(message) => table.error("volatile", message),
+        }
+    }
+    slots
 }
 
 fn rules(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Vec<Rule> {
@@ -144,9 +165,6 @@ impl Facts {
         };
         if !facts.retries && facts.retry_window.is_some() {
             table.error("retry_window", "contradicts retries = false: drop one of them");
-        }
-        for message in facts.volatile.iter().filter_map(|text| Pointer::parse(text).err()) {
-            table.error("volatile", message);
         }
         for name in facts.unchecked.iter().filter(|name| !table.has(name)) {
             table.error("unchecked", format!("{name:?} is not stated in this table"));

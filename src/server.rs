@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -99,15 +99,15 @@ pub async fn accept<S: Service>(
 async fn connection<S: Service>(stream: TcpStream, settings: config::Server, service: S, closing: Closing) {
     // Answers are small and complete; waiting to fill a packet only delays them.
     drop(stream.set_nodelay(true));
-    let answering = Arc::new(AtomicBool::new(false));
-    let io = TokioIo::new(HeadTimed::new(stream, settings.head_timeout, Arc::clone(&answering)));
+    let phase = Arc::new(AtomicU8::new(IDLE));
+    let io = TokioIo::new(HeadTimed::new(stream, settings.head_timeout, Arc::clone(&phase)));
     let draining = Arc::clone(&closing.draining);
     let service = service_fn(move |request| {
-        let (service, answering, draining) = (service.clone(), Arc::clone(&answering), Arc::clone(&draining));
-        answering.store(true, Ordering::Relaxed);
+        let (service, phase, draining) = (service.clone(), Arc::clone(&phase), Arc::clone(&draining));
+        phase.store(ANSWERING, Ordering::Relaxed);
         async move {
             let mut response = service.answer(request).await;
-            answering.store(false, Ordering::Relaxed);
+            phase.store(IDLE, Ordering::Relaxed);
             if draining.load(Ordering::Relaxed) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -132,30 +132,32 @@ async fn connection<S: Service>(stream: TcpStream, settings: config::Server, ser
     drop(ended);
 }
 
+/// Nothing of the next request has come.
+const IDLE: u8 = 0;
+/// Some of its head has come.
+const HEAD: u8 = 1;
+/// From a complete head to its answer; what is read belongs to the body.
+const ANSWERING: u8 = 2;
+
 /// A stream on which a request head, once begun, has to be complete within a time. hyper's own time-out runs from
 /// the end of the last answer, so it can only bound how long a connection may be idle.
 struct HeadTimed {
     stream: TcpStream,
     timeout: Duration,
-    /// Set by the service: from a complete head to its answer, reads belong to the body.
-    answering: Arc<AtomicBool>,
-    begun: bool,
+    /// Shared with the service, which knows when a head is complete.
+    phase: Arc<AtomicU8>,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl HeadTimed {
-    fn new(stream: TcpStream, timeout: Duration, answering: Arc<AtomicBool>) -> Self {
-        Self { stream, timeout, answering, begun: false, timer: None }
+    fn new(stream: TcpStream, timeout: Duration, phase: Arc<AtomicU8>) -> Self {
+        Self { stream, timeout, phase, timer: None }
     }
 
     /// Called when the stream has nothing to read.
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.answering.load(Ordering::Relaxed) {
-            self.begun = false;
+        if self.phase.load(Ordering::Relaxed) != HEAD {
             self.timer = None;
-            return Poll::Pending;
-        }
-        if !self.begun {
             return Poll::Pending;
         }
         let timeout = self.timeout;
@@ -173,7 +175,10 @@ impl AsyncRead for HeadTimed {
         let before = buf.filled().len();
         match Pin::new(&mut self.stream).poll_read(cx, buf) {
             Poll::Ready(Ok(())) => {
-                self.begun = buf.filled().len() > before && !self.answering.load(Ordering::Relaxed);
+                // One task polls stream and service, so nothing happens between the two.
+                if buf.filled().len() > before && self.phase.load(Ordering::Relaxed) == IDLE {
+                    self.phase.store(HEAD, Ordering::Relaxed);
+                }
                 Poll::Ready(Ok(()))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),

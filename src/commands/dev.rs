@@ -26,6 +26,7 @@ use crate::{claim, db};
 const DELIVERIES: u32 = 10;
 const DATABASE: &str = "hapax";
 const SOURCE: &str = "stripe";
+const PREFIX: &str = "hapax:dev:";
 
 /// How to run the private set-up.
 #[derive(Debug, clap::Args)]
@@ -44,40 +45,63 @@ pub struct Options {
     listen: std::net::SocketAddr,
 }
 
+/// The private stores and the sources of one run.
+#[derive(Debug)]
+struct Demo {
+    stores: Stores,
+    sources: [DemoSource; 3],
+}
+
+#[derive(Debug)]
+struct DemoSource {
+    name: &'static str,
+    provider: &'static str,
+    secret: String,
+    effect: &'static str,
+    only_inserts: bool,
+}
+
+impl DemoSource {
+    fn settings(&self) -> String {
+        let Self { name, provider, secret, effect, only_inserts } = self;
+        let parallel = if *only_inserts { "effect_parallel = true\n" } else { "" };
+        format!(
+            "[source.{name}]\nprovider = \"{provider}\"\nsecrets = [\"{secret}\"]\neffect = \"{effect}\"\n{parallel}"
+        )
+    }
+}
+
 /// Starts everything, serves until a signal comes (or shows one event and ends), stops everything.
 ///
 /// # Errors
 /// 69 if something cannot be started, 1 if `--once` did not see one effect.
 pub fn run(options: &Options) -> Result<(), Exit> {
     let folder = FolderOptions { parent: options.dir.clone(), keep: options.keep };
-    let stores =
-        Stores::start(&StoresOptions { folder, ..StoresOptions::default() }).map_err(Exit::unavailable)?;
-    stores.postgres.create_database(DATABASE).map_err(Exit::unavailable)?;
-    let config = write_settings(&stores, options)?;
+    let stores = Stores::start(&StoresOptions { folder, ..StoresOptions::default() });
+    let demo = Demo { stores: stores.map_err(Exit::unavailable)?, sources: demo_sources() };
+    demo.stores.postgres.create_database(DATABASE).map_err(Exit::unavailable)?;
+    let config = demo.write_settings(options)?;
 
     let metrics = Arc::new(Metrics::new());
-    let log_path = stores.folder().path().join("gateway.log");
     let dropped = metrics.log_lines_dropped.clone();
-    let log =
-        if options.once { Log::start_in(File::create(&log_path)?, dropped)? } else { Log::start(dropped)? };
+    let log = if options.once {
+        Log::start_in(File::create(demo.folder().join("gateway.log"))?, dropped)?
+    } else {
+        Log::start(dropped)?
+    };
     log.install(&config.log.level);
-    let done = runtime(config.server.threads)?.block_on(run_gateway(
-        options,
-        &stores,
-        &config,
-        metrics,
-        log.clone(),
-    ));
+    let gateway = run_gateway(options, &demo, &config, metrics, log.clone());
+    let done = runtime(config.server.threads)?.block_on(gateway);
     log.flush(Duration::from_secs(1));
     if options.keep {
-        say(format!("kept: {}", stores.folder().path().display()))?;
+        say(format!("kept: {}", demo.folder().display()))?;
     }
     done
 }
 
 async fn run_gateway(
     options: &Options,
-    stores: &Stores,
+    demo: &Demo,
     config: &Config,
     metrics: Arc<Metrics>,
     log: Log,
@@ -86,10 +110,10 @@ async fn run_gateway(
     db::migrate(&mut client).await?;
     client.batch_execute(include_str!("../../sql/demo.sql")).await.map_err(Exit::unavailable)?;
     let running = serve::start(config, metrics, log).await?;
-    let files = write_facts(stores, &running)?;
-    introduce(stores, &running, &files)?;
+    demo.write_facts(&running)?;
+    demo.introduce(&running)?;
     if options.once {
-        let shown = show_once(config, stores, &running, &client).await;
+        let shown = demo.show_once(config, &running, &client).await;
         running.stop(Duration::ZERO).await;
         return shown;
     }
@@ -103,16 +127,33 @@ async fn run_gateway(
     Ok(())
 }
 
-/// The settings of this run, as a file, so that every other command can be tried on it.
-fn write_settings(stores: &Stores, options: &Options) -> Result<Config, Exit> {
+fn demo_sources() -> [DemoSource; 3] {
     let stripe = format!("whsec_{}", hex::encode(rand::random::<[u8; 16]>()));
     let github = hex::encode(rand::random::<[u8; 16]>());
     let webhooks = format!("whsec_{}", STANDARD.encode(rand::random::<[u8; 32]>()));
-    let (postgres, redis) = (stores.postgres.url(DATABASE), stores.redis.url());
-    let listen = options.listen;
-    let requests = if options.once { "failed" } else { "all" };
-    let text = format!(
-        r#"# Made by `hapax dev`; the stores, the secrets and this file live as long as it runs.
+    let source = |name, provider, secret, effect| {
+        let only_inserts = effect != "none";
+        DemoSource { name, provider, secret, effect, only_inserts }
+    };
+    [
+        source(SOURCE, "stripe", stripe, "demo.apply_payment"),
+        source("github", "github", github, "none"),
+        source("webhooks", "standard-webhooks", webhooks, "none"),
+    ]
+}
+
+impl Demo {
+    fn folder(&self) -> &Path {
+        self.stores.folder().path()
+    }
+
+    /// The settings of this run, as a file, so that every other command can be tried on it.
+    fn write_settings(&self, options: &Options) -> Result<Config, Exit> {
+        let (postgres, redis) = (self.stores.postgres.url(DATABASE), self.stores.redis.url());
+        let listen = options.listen;
+        let requests = if options.once { "failed" } else { "all" };
+        let stores = format!(
+            r#"# Made by `hapax dev`; the stores, the secrets and this file live as long as it runs.
 [server]
 listen = "{listen}"
 [admin]
@@ -124,61 +165,108 @@ url = "{postgres}"
 [fast_tier]
 kind = "redis"
 url = "{redis}"
-prefix = "hapax:dev:"
-[source.{SOURCE}]
-provider = "stripe"
-secrets = ["{stripe}"]
-effect = "demo.apply_payment"
-effect_parallel = true      # it only inserts
-[source.github]
-provider = "github"
-secrets = ["{github}"]
-effect = "none"
-[source.webhooks]
-provider = "standard-webhooks"
-secrets = ["{webhooks}"]
-effect = "none"
+prefix = "{PREFIX}"
 "#
-    );
-    let path = stores.folder().path().join("hapax.toml");
-    write_private(&path, &text)?;
-    match Config::load(&path) {
-        Ok(loaded) => Ok(loaded.config),
-        Err(problems) => Err(Exit::software(config::report(&problems))),
+        );
+        let sources: String = self.sources.iter().map(DemoSource::settings).collect();
+        let path = self.folder().join("hapax.toml");
+        write_private(&path, &(stores + &sources))?;
+        match Config::load(&path) {
+            Ok(loaded) => Ok(loaded.config),
+            Err(problems) => Err(Exit::software(config::report(&problems))),
+        }
+    }
+
+    /// `dev.json`: what another program needs to work with this run.
+    fn write_facts(&self, running: &Running) -> Result<(), Exit> {
+        let sources = self.sources.iter().map(|source| {
+            let url = format!("http://{}/in/{}", running.listen, source.name);
+            let facts = json!({ "url": url, "provider": source.provider, "secret": source.secret });
+            (source.name.to_owned(), facts)
+        });
+        let facts = json!({
+            "config": self.folder().join("hapax.toml"),
+            "gateway": format!("http://{}", running.listen),
+            "admin": format!("http://{}", running.admin),
+            "sources": sources.collect::<serde_json::Map<_, _>>(),
+            "postgres": self.stores.postgres.url(DATABASE),
+            "redis": self.stores.redis.url(),
+            "redis_prefix": PREFIX,
+            "pids": {
+                "hapax": std::process::id(),
+                "postgres": self.stores.postgres.pid(),
+                "redis": self.stores.redis.pid(),
+            },
+            "logs": self.stores.logs(),
+        });
+        write_private(&self.folder().join("dev.json"), &format!("{facts:#}\n"))
+    }
+
+    fn introduce(&self, running: &Running) -> Result<(), Exit> {
+        let settings = self.folder().join("hapax.toml");
+        let (settings, listen) = (settings.display(), running.listen);
+        say(format!("postgres   {}  (fsync and synchronous_commit on)", self.stores.postgres.address()))?;
+        say(format!("redis      {}", self.stores.redis.address()))?;
+        say(format!("gateway    http://{listen}/in/stripe, /in/github, /in/webhooks"))?;
+        say(format!("operators  http://{}/ready, /metrics", running.admin))?;
+        say(format!("settings   {settings}"))?;
+        say(format!("facts      {}", self.folder().join("dev.json").display()))?;
+        say(format!(
+            "try        hapax send --config {settings} --source stripe -n 10 --parallel 10 --url http://{listen}/in/stripe"
+        ))
+    }
+
+    /// Sends one event ten times at once, then reads back from both stores what came of it.
+    async fn show_once(
+        &self,
+        config: &Config,
+        running: &Running,
+        client: &tokio_postgres::Client,
+    ) -> Result<(), Exit> {
+        let sender = demo_sender(config, running)?;
+        say(format!("\none signed event, sent {DELIVERIES} times at the same time:"))?;
+        let report = send_all(&Arc::new(sender), DELIVERIES, DELIVERIES).await?;
+        let Report { sent, status, outcomes, id } = &report;
+        let id = id.as_deref().unwrap_or_default();
+        let key = EventKey::of(SOURCE, "-", id);
+        let (redis, ttl_ms) = settled_marker(config, &key).await?;
+        let rows = |query: &'static str| count(client, query, id);
+        let ledger_rows =
+            rows("select count(*) from hapax.events where source = 'stripe' and event_id = $1").await?;
+        let effects = rows("select count(*) from demo.payment where event_id = $1").await?;
+        let (postgres, redis_at) = (self.stores.postgres.address(), self.stores.redis.address());
+        say(format!("\nevent {id}: read back from {postgres} and {redis_at}:"))?;
+        say(json!({
+            "sent": sent, "status": status, "outcomes": outcomes,
+            "ledger_rows": ledger_rows, "effects": effects, "redis": redis, "ttl_ms": ttl_ms,
+        }))?;
+        let answered = |outcome: &str| outcomes.get(outcome).copied().unwrap_or_default();
+        let holds = status.get(&200) == Some(&DELIVERIES)
+            && (answered("accepted"), answered("duplicate")) == (1, DELIVERIES - 1)
+            && (ledger_rows, effects) == (1, 1)
+            && redis.starts_with("D ")
+            && ttl_ms > 0;
+        if holds {
+            return Ok(());
+        }
+        Err(Exit::failed("this is not what one event sent ten times should leave behind"))
     }
 }
 
-struct Files {
-    settings: PathBuf,
-    facts: PathBuf,
-}
-
-/// `dev.json`: what another program needs to work with this run.
-fn write_facts(stores: &Stores, running: &Running) -> Result<Files, Exit> {
-    let folder = stores.folder().path();
-    let files = Files { settings: folder.join("hapax.toml"), facts: folder.join("dev.json") };
-    let base = format!("http://{}", running.listen);
-    let facts = json!({
-        "config": files.settings,
-        "urls": {
-            "gateway": base,
-            "admin": format!("http://{}", running.admin),
-            "stripe": format!("{base}/in/stripe"),
-            "github": format!("{base}/in/github"),
-            "webhooks": format!("{base}/in/webhooks"),
-        },
-        "postgres": stores.postgres.url(DATABASE),
-        "redis": stores.redis.url(),
-        "redis_prefix": "hapax:dev:",
-        "pids": {
-            "hapax": std::process::id(),
-            "postgres": stores.postgres.pid(),
-            "redis": stores.redis.pid(),
-        },
-        "logs": stores.logs(),
-    });
-    write_private(&files.facts, &format!("{facts:#}\n"))?;
-    Ok(files)
+/// Signs a sample event of the demo source.
+fn demo_sender(config: &Config, running: &Running) -> Result<Sender, Exit> {
+    let source = config.sources.get(SOURCE).ok_or_else(|| Exit::software("the demo source is missing"))?;
+    let key = source.keys.first().ok_or_else(|| Exit::software("the demo source has no secret"))?;
+    let id = fresh_id();
+    let body = source.scheme.sample(&id, jiff::Timestamp::now());
+    Ok(Sender {
+        scheme: Arc::clone(&source.scheme),
+        key: key.clone(),
+        public_url: None,
+        target: Target::parse(&format!("http://{}/in/{SOURCE}", running.listen)).map_err(Exit::software)?,
+        body: body.ok_or_else(|| Exit::software("the demo provider has no sample"))?.into(),
+        id,
+    })
 }
 
 /// For this user's eyes only: the files hold secrets.
@@ -186,71 +274,6 @@ fn write_private(path: &Path, text: &str) -> Result<(), Exit> {
     use std::io::Write as _;
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(text.as_bytes()).map_err(Exit::software)
-}
-
-fn introduce(stores: &Stores, running: &Running, files: &Files) -> Result<(), Exit> {
-    let (settings, facts) = (files.settings.display(), files.facts.display());
-    say(format!("postgres   {}  (fsync and synchronous_commit on)", stores.postgres.address()))?;
-    say(format!("redis      {}", stores.redis.address()))?;
-    say(format!("gateway    http://{}/in/stripe, /in/github, /in/webhooks", running.listen))?;
-    say(format!("operators  http://{}/ready, /metrics", running.admin))?;
-    say(format!("settings   {settings}"))?;
-    say(format!("facts      {facts}"))?;
-    say(format!(
-        "try        hapax send --config {settings} --source stripe -n 10 --parallel 10 --url http://{}/in/stripe",
-        running.listen
-    ))
-}
-
-/// Sends one event ten times at once, then reads back from both stores what came of it.
-async fn show_once(
-    config: &Config,
-    stores: &Stores,
-    running: &Running,
-    client: &tokio_postgres::Client,
-) -> Result<(), Exit> {
-    let source = config.sources.get(SOURCE).ok_or_else(|| Exit::software("the demo source is missing"))?;
-    let key = source.keys.first().ok_or_else(|| Exit::software("the demo source has no secret"))?;
-    let id = fresh_id();
-    let body = source.scheme.sample(&id, jiff::Timestamp::now());
-    let sender = Sender {
-        scheme: Arc::clone(&source.scheme),
-        key: key.clone(),
-        public_url: None,
-        target: Target::parse(&format!("http://{}/in/{SOURCE}", running.listen)).map_err(Exit::software)?,
-        body: body.ok_or_else(|| Exit::software("the demo provider has no sample"))?.into(),
-        id,
-    };
-    say(format!("\none signed event, sent {DELIVERIES} times at the same time:"))?;
-    let report = send_all(&Arc::new(sender), DELIVERIES, DELIVERIES).await?;
-    let id = report.id.clone().unwrap_or_default();
-    let key = EventKey::of(SOURCE, &source.scope, &id);
-    let (redis, ttl_ms) = settled_marker(config, &key).await?;
-    let rows = |query: &'static str| count(client, query, &id);
-    let ledger_rows =
-        rows("select count(*) from hapax.events where source = 'stripe' and event_id = $1").await?;
-    let effects = rows("select count(*) from demo.payment where event_id = $1").await?;
-    say(format!(
-        "\nevent {id}: read back from {} and {}:",
-        stores.postgres.address(),
-        stores.redis.address()
-    ))?;
-    let Report { sent, status, outcomes, .. } = &report;
-    say(json!({
-        "sent": sent, "status": status, "outcomes": outcomes,
-        "ledger_rows": ledger_rows, "effects": effects, "redis": redis, "ttl_ms": ttl_ms,
-    }))?;
-    let answered = |outcome: &str| outcomes.get(outcome).copied().unwrap_or_default();
-    let holds = status.get(&200) == Some(&DELIVERIES)
-        && (answered("accepted"), answered("duplicate")) == (1, DELIVERIES - 1)
-        && (ledger_rows, effects) == (1, 1)
-        && redis.starts_with("D ")
-        && ttl_ms > 0;
-    if holds {
-        Ok(())
-    } else {
-        Err(Exit::failed("this is not what one event sent ten times should leave behind"))
-    }
 }
 
 /// The marker, once it is a done one: the answers did not wait for it.

@@ -50,6 +50,11 @@ enum Command {
         #[command(flatten)]
         file: ConfigFile,
     },
+    /// Ask a running gateway whether it is ready; exit code 0 if it is.
+    Ready {
+        #[command(flatten)]
+        file: ConfigFile,
+    },
     /// Private Postgres and Redis, a demo source and the gateway, until Ctrl-C.
     Dev(commands::dev::Options),
     /// Sign an event and send it.
@@ -61,6 +66,7 @@ fn main() -> ExitCode {
         Command::Serve { file, migrate } => run_serve(&file, migrate),
         Command::Check { file, online } => commands::check::run(&file.config, online),
         Command::Migrate { file } => commands::migrate::run(&file.config),
+        Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
     };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::{HeaderName, HeaderValue, Request, Uri};
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -98,7 +98,25 @@ impl Connection {
         headers: &[(HeaderName, HeaderValue)],
         body: Bytes,
     ) -> anyhow::Result<Answer> {
-        let mut request = Request::post(self.target.path()).header(HOST, self.target.authority());
+        self.send(Method::POST, headers, body).await
+    }
+
+    /// Gets once and reads the whole answer.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub async fn get(&mut self) -> anyhow::Result<Answer> {
+        self.send(Method::GET, &[], Bytes::new()).await
+    }
+
+    async fn send(
+        &mut self,
+        method: Method,
+        headers: &[(HeaderName, HeaderValue)],
+        body: Bytes,
+    ) -> anyhow::Result<Answer> {
+        let request = Request::builder().method(method).uri(self.target.path());
+        let mut request = request.header(HOST, self.target.authority());
         for (name, value) in headers {
             request = request.header(name, value);
         }

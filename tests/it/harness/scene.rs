@@ -5,7 +5,10 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use hapax::identify::EventKey;
 use hapax::provider::{Key, Scheme};
 use hapax::sign::{Draft, sign};
 use http::{HeaderMap, Method};
@@ -19,7 +22,8 @@ pub(crate) const SECRET: &str = "whsec_a secret for tests only";
 
 /// The business side: one row in `fx.effect` for each time that an effect ran. Nothing there is unique, so that a
 /// doubled effect is seen. The body's `do` member says what the effect does:
-/// nothing special | `raise` | `reject` (HX001) | `sleep` (the body's `seconds`) | `wait` (for advisory lock 7).
+/// nothing special | `raise` | `reject` (HX001) | `sleep` (the body's `seconds`) | `wait` (for advisory lock 7) |
+/// `wait_raise`.
 pub(crate) const BUSINESS: &str = "
     create schema fx;
     create table fx.effect (source text not null, event_id text not null, at timestamptz not null default clock_timestamp());
@@ -32,6 +36,7 @@ pub(crate) const BUSINESS: &str = "
             when 'reject' then raise exception 'never' using errcode = 'HX001';
             when 'sleep' then perform pg_sleep((event->>'seconds')::float8);
             when 'wait' then perform pg_advisory_xact_lock(7);
+            when 'wait_raise' then perform pg_advisory_xact_lock(7); raise exception 'the effect fails late';
             else null;
         end case;
         insert into fx.effect (source, event_id) values (e.source, e.event_id);
@@ -122,6 +127,12 @@ impl Scene {
     /// A connection to Redis.
     pub(crate) async fn redis(&self) -> Result<redis::aio::MultiplexedConnection> {
         stores::connect_redis(&self.stores.redis_url).await
+    }
+
+    /// Where the event stands in Redis.
+    pub(crate) fn redis_key(&self, source: &str, id: &str) -> String {
+        let key = EventKey::of(source, "-", id);
+        format!("{}{}", self.stores.redis_prefix, URL_SAFE_NO_PAD.encode(key.0))
     }
 
     /// All Redis keys of this scene's events, with their values (of strings).

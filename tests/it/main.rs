@@ -3,4 +3,5 @@
 mod dev;
 mod harness;
 mod once;
+mod postgres_away;
 mod redis_away;

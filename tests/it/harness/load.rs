@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use bytes::Bytes;
 use tokio::task::JoinHandle;
 
 use super::client::Client;
 use super::gateway::Gateway;
-use super::scene::{Answer, deliver_on, event};
+use super::scene::{Answer, deliver, deliver_on, event};
 use super::wait::eventually;
 
 /// Longer than anything that is waited for may take on a busy machine.
@@ -75,6 +76,20 @@ impl Load {
 /// The ids that were answered 2xx at least once.
 pub(crate) fn acknowledged(sent: &[Sent]) -> BTreeSet<String> {
     sent.iter().filter(|sent| sent.answer.is_success()).map(|sent| sent.id.clone()).collect()
+}
+
+/// Delivers all at the same time, each on a connection of its own; the answers are in order.
+pub(crate) async fn burst(to: SocketAddr, source: &str, bodies: Vec<Bytes>) -> Result<Vec<Answer>> {
+    let mut deliveries = Vec::new();
+    for body in bodies {
+        let source = source.to_owned();
+        deliveries.push(tokio::spawn(async move { deliver(to, &source, &body).await }));
+    }
+    let mut answers = Vec::new();
+    for delivery in deliveries {
+        answers.push(delivery.await??);
+    }
+    Ok(answers)
 }
 
 /// A metric's value, summed over its samples with this label (`trouble="timeout"`; empty for all).

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
@@ -16,6 +17,7 @@ use tokio_postgres::Client as Database;
 
 use super::gateway::{Gateway, Start};
 use super::stores::{self, Fresh, Template};
+use super::wait::eventually;
 
 /// The secret of every source of a scene.
 pub(crate) const SECRET: &str = "whsec_a secret for tests only";
@@ -127,6 +129,25 @@ impl Scene {
     /// A connection to Redis.
     pub(crate) async fn redis(&self) -> Result<redis::aio::MultiplexedConnection> {
         stores::connect_redis(&self.stores.redis_url).await
+    }
+
+    /// Holds advisory lock 7, for which the effect of a body with `wait` waits, until it is dropped or let go.
+    pub(crate) async fn hold(&self) -> Result<Database> {
+        let holder = self.database().await?;
+        holder.execute("select pg_advisory_lock(7)", &[]).await?;
+        Ok(holder)
+    }
+
+    /// Waits until so many effects wait for advisory lock 7; returns the process ids of their sessions.
+    pub(crate) async fn waiting(&self, effects: usize) -> Result<Vec<i32>> {
+        let database = self.database().await?;
+        let query = "select pid from pg_locks where locktype = 'advisory' and not granted and objid = 7 \
+                     and classid = 0 and database = (select oid from pg_database where datname = current_database())";
+        let waiting = async || {
+            let rows = database.query(query, &[]).await.ok()?;
+            (rows.len() >= effects).then(|| rows.iter().map(|row| row.get(0)).collect())
+        };
+        eventually(Duration::from_secs(60), waiting).await.context("no effect waits")
     }
 
     /// Where the event stands in Redis.

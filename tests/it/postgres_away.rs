@@ -295,8 +295,9 @@ async fn what_may_succeed_the_next_time_is_tried_again() -> Result<()> {
 async fn an_effect_that_takes_too_long_fails_its_own_event_only() -> Result<()> {
     let scene = Scene::new().await?;
     let short = [
-        "postgres.statement_timeout = \"800ms\"",
-        "postgres.record_timeout = \"12s\"",
+        // Not time enough for the same again.
+        "postgres.statement_timeout = \"4s\"",
+        "postgres.record_timeout = \"7500ms\"",
         "server.deadline = \"15s\"",
         "server.drain = \"15s\"",
         "fast_tier.lease = \"60s\"",

@@ -48,6 +48,15 @@ impl Trouble {
         }
     }
 
+    /// Whether the same again may succeed later, as far as the trouble tells.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        match self {
+            Self::Lost | Self::Retry | Self::Resources => true,
+            Self::Locked | Self::Cancelled | Self::Statement => false,
+        }
+    }
+
     fn of_code(code: &SqlState) -> Self {
         match code.code() {
             "40001" | "40P01" => Self::Retry,

@@ -23,7 +23,7 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
-use batch::{Delivery, Job, Mode, Outcome, Reply, Writer};
+use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Writer};
 
 /// An event that Postgres has committed. Only this module makes one.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +115,7 @@ pub struct Recorder {
     queue_bytes: Arc<Semaphore>,
     alone: Semaphore,
     record_timeout: Duration,
-    lock_timeout: Duration,
+    mode_alone: Mode,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -153,7 +153,11 @@ impl Recorder {
             queue_bytes: Arc::new(Semaphore::new((settings.queue_bytes / PERMIT_BYTES).max(1))),
             alone: Semaphore::new(2),
             record_timeout: settings.record_timeout,
-            lock_timeout: settings.lock_timeout,
+            mode_alone: Mode {
+                one_by_one: true,
+                lock_timeout: settings.lock_timeout,
+                statement_timeout: settings.statement_timeout,
+            },
         }
     }
 
@@ -183,8 +187,7 @@ impl Recorder {
                 result => return result,
             }
         }
-        let alone = self.record_alone(lane, &delivery);
-        timeout_at(deadline.into(), alone).await.unwrap_or_else(|_elapsed| Err(timed_out()))
+        self.record_alone(lane, &delivery).await
     }
 
     async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Reply {
@@ -200,16 +203,51 @@ impl Recorder {
         }
     }
 
+    /// Tries until the deadline, like a lane; the last error says more than that it has come.
     async fn record_alone(&self, lane: &Lane, delivery: &Delivery) -> Reply {
-        let _permit = self.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
-        let mode = Mode { one_by_one: true, lock_timeout: self.lock_timeout };
-        let written =
-            lane.writer.write(&[delivery], &[true], mode).await.map_err(|error| error.for_event())?;
-        match written.outcomes.into_iter().next() {
-            Some(outcome) => outcome.into_reply(written.generation),
-            None => Err(RecordError::new(Code::Internal, Dependency::Postgres, "no outcome")),
+        let mut last = timed_out();
+        let attempts = async {
+            let _permit = self.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
+            let mut pauses = Pauses::default();
+            for attempt in 1.. {
+                last = match self.attempt_alone(lane, delivery).await {
+                    Attempt::Final(reply) => return reply,
+                    Attempt::Again(error) if attempt < ATTEMPTS_MAX || error.code != Code::EffectFailed => {
+                        error
+                    }
+                    Attempt::Again(error) => return Err(error),
+                };
+                pauses.next().await;
+            }
+            Err(timed_out())
+        };
+        match timeout_at(delivery.deadline.into(), attempts).await {
+            Ok(reply) => reply,
+            Err(_elapsed) => Err(last),
         }
     }
+
+    async fn attempt_alone(&self, lane: &Lane, delivery: &Delivery) -> Attempt {
+        let written = match lane.writer.write(&[delivery], &[true], self.mode_alone).await {
+            Ok(written) => written,
+            Err(error) if error.trouble.may_pass() => return Attempt::Again(error.for_event()),
+            Err(error) => return Attempt::Final(Err(error.for_event())),
+        };
+        let Some(outcome) = written.outcomes.into_iter().next() else {
+            return Attempt::Final(Err(RecordError::new(Code::Internal, Dependency::Postgres, "no outcome")));
+        };
+        let transient = outcome.is_transient();
+        match outcome.into_reply(written.generation) {
+            Err(error) if transient => Attempt::Again(error),
+            reply => Attempt::Final(reply),
+        }
+    }
+}
+
+/// What came of one attempt at an event.
+enum Attempt {
+    Final(Reply),
+    Again(RecordError),
 }
 
 impl Outcome {

@@ -235,7 +235,12 @@ begin
         -- From here statement_timeout bounds the waits, not the short time-out for ledger rows.
         perform set_config('lock_timeout', '0', true);
         if effect_group is not null then
-            perform pg_advisory_xact_lock(hashtextextended('hapax effect group ' || effect_group, 0));
+            begin
+                perform pg_advisory_xact_lock(hashtextextended('hapax effect group ' || effect_group, 0));
+            exception when query_canceled then
+                -- No event of this batch is at fault: another gateway's effects are slow.
+                raise exception 'hapax: effect group % is busy', effect_group using errcode = '40001';
+            end;
         end if;
         plain := case when one_by_one then '{}' else array(select u.i from unnest(fresh) as u(i) where not careful[u.i]) end;
         if cardinality(plain) > 0 then

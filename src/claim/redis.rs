@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError, Value};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -74,6 +74,15 @@ impl Abilities {
 struct Live {
     pooled: Connection,
     abilities: Abilities,
+    /// Tells it from its successors: a command that was sent on it may fail long after it was replaced.
+    number: u64,
+}
+
+/// What one command uses.
+struct Used {
+    connection: MultiplexedConnection,
+    abilities: Abilities,
+    number: u64,
 }
 
 pub(super) struct RedisTier {
@@ -127,14 +136,18 @@ impl RedisTier {
         redis_key(&self.prefix, key)
     }
 
-    fn live(&self) -> Option<(MultiplexedConnection, Abilities)> {
+    fn live(&self) -> Option<Used> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.as_ref().map(|live| (live.pooled.as_ref().clone(), live.abilities))
+        live.as_ref().map(|live| Used {
+            connection: live.pooled.as_ref().clone(),
+            abilities: live.abilities,
+            number: live.number,
+        })
     }
 
     /// One command, `SET key lease NX GET PX`.
     pub(super) async fn claim(&self, key: &EventKey, token: &str) -> Result<Found, Away> {
-        let (mut connection, abilities) = self.live().ok_or(Away)?;
+        let Used { mut connection, abilities, number } = self.live().ok_or(Away)?;
         let (key, lease) = (self.key(key), marker::lease(token));
         let asked = timeout(self.timeout, async {
             if abilities.nx_get {
@@ -165,7 +178,7 @@ impl RedisTier {
                 Ok(found)
             }
             Err((trouble, cause)) => {
-                self.count_failure(trouble, cause);
+                self.count_failure(number, trouble, cause);
                 Err(Away)
             }
         }
@@ -180,59 +193,55 @@ impl RedisTier {
 
     /// Deletes our own lease and nobody else's.
     pub(super) async fn release(&self, key: &EventKey, token: &str) {
-        let Some((mut connection, abilities)) = self.live() else { return };
-        if !abilities.scripts {
+        let Some(Used { mut connection, abilities: Abilities { scripts: true, .. }, number }) = self.live()
+        else {
             return;
-        }
+        };
         let mut call = self.release.prepare_invoke();
         call.key(self.key(key)).arg(marker::lease(token));
         match timeout(self.timeout, call.invoke_async::<i64>(&mut connection)).await {
             Ok(Ok(_deleted)) => {}
-            Ok(Err(error)) => {
-                self.count_failure(classify(&error), error.category());
-            }
-            Err(_elapsed) => {
-                self.count_failure(RedisTrouble::Timeout, TOO_LATE);
-            }
+            Ok(Err(error)) => self.count_failure(number, classify(&error), error.category()),
+            Err(_elapsed) => self.count_failure(number, RedisTrouble::Timeout, TOO_LATE),
         }
     }
 
     /// Enough failures in a row, or one that this connection cannot recover from, open the breaker.
-    fn count_failure(&self, trouble: RedisTrouble, cause: &str) {
+    fn count_failure(&self, number: u64, trouble: RedisTrouble, cause: &str) {
         self.metrics.redis_failed(trouble);
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(failed) = live.take_if(|live| live.number == number) else { return };
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         let hopeless = matches!(trouble, RedisTrouble::Connection | RedisTrouble::ReadOnly);
-        if hopeless || failures >= self.breaker_failures {
-            let taken = self.live.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(live) = taken {
-                // The connection may be sound and the server not, or the other way round; a new one tells.
-                drop(Connection::take(live.pooled));
-                warn!(
-                    trouble = trouble.as_str(),
-                    cause, failures, "redis is taken out: Postgres decides alone"
-                );
-                self.metrics.breaker_opened();
-                self.broken.notify_one();
-            }
+        if !hopeless && failures < self.breaker_failures {
+            *live = Some(failed);
+            return;
         }
+        drop(live);
+        // The connection may be sound and the server not, or the other way round; a new one tells.
+        drop(Connection::take(failed.pooled));
+        warn!(trouble = trouble.as_str(), cause, failures, "redis is taken out: Postgres decides alone");
+        self.metrics.breaker_opened();
+        self.broken.notify_one();
     }
 
     /// Connects, and connects anew whenever the breaker has opened.
     async fn keep_connected(self: Arc<Self>) {
-        loop {
-            self.reconnect().await;
+        for number in 0.. {
+            self.reconnect(number).await;
             self.broken.notified().await;
         }
     }
 
-    async fn reconnect(&self) {
+    async fn reconnect(&self, number: u64) {
         let mut pause = *PAUSE.start();
         let mut attempts: u32 = 0;
         loop {
             match connect(&self.pool, &self.prefix).await {
-                Ok(live) => {
-                    info!(attempts, "redis is in use{}", live.abilities.lacks());
+                Ok((pooled, abilities)) => {
+                    info!(attempts, "redis is in use{}", abilities.lacks());
                     self.failures.store(0, Ordering::Relaxed);
+                    let live = Live { pooled, abilities, number };
                     *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live);
                     self.metrics.breaker_closed();
                     return;
@@ -253,7 +262,7 @@ impl RedisTier {
     async fn write_markers(self: Arc<Self>, mut waiting: mpsc::Receiver<(String, String)>) {
         let mut batch = Vec::with_capacity(SETTLE_BATCH);
         while waiting.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
-            let Some((mut connection, _)) = self.live() else {
+            let Some(Used { mut connection, number, .. }) = self.live() else {
                 self.metrics.marker_dropped(batch.len());
                 batch.clear();
                 continue;
@@ -266,11 +275,11 @@ impl RedisTier {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.count_failure(classify(&error), error.category());
+                    self.count_failure(number, classify(&error), error.category());
                 }
                 Err(_elapsed) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.count_failure(RedisTrouble::Timeout, TOO_LATE);
+                    self.count_failure(number, RedisTrouble::Timeout, TOO_LATE);
                 }
             }
             batch.clear();
@@ -288,11 +297,11 @@ fn redis_key(prefix: &str, key: &EventKey) -> String {
 /// What stands there, and for how many milliseconds.
 pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Option<(String, i64)>, String> {
     let pool = pool(settings).map_err(|error| error.to_string())?;
-    let mut live = connect(&pool, &settings.prefix).await?;
+    let (mut pooled, _) = connect(&pool, &settings.prefix).await?;
     let key = redis_key(&settings.prefix, key);
     let mut both = redis::pipe();
     both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-    let read = both.query_async::<(Option<String>, i64)>(&mut live.pooled).await;
+    let read = both.query_async::<(Option<String>, i64)>(&mut pooled).await;
     let (value, ttl_ms) = read.map_err(|error| error.category().to_owned())?;
     Ok(value.map(|value| (value, ttl_ms)))
 }
@@ -312,14 +321,14 @@ fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
 }
 
 /// Connects and tries every command that is needed, writes included: a full Redis answers PING.
-async fn connect(pool: &Pool, prefix: &str) -> Result<Live, String> {
+async fn connect(pool: &Pool, prefix: &str) -> Result<(Connection, Abilities), String> {
     let mut pooled = pool.get().await.map_err(|error| match error {
         deadpool_redis::PoolError::Backend(error) => error.category().to_owned(),
         other => other.to_string(),
     })?;
     let probed = timeout(CONNECT_TIMEOUT, probe(&mut pooled, prefix)).await;
     let cause = match probed {
-        Ok(Ok(abilities)) => return Ok(Live { pooled, abilities }),
+        Ok(Ok(abilities)) => return Ok((pooled, abilities)),
         Ok(Err(error)) => format!("{}: {}", classify(&error).as_str(), error.category()),
         Err(_elapsed) => "no answer to the probe".to_owned(),
     };
@@ -342,15 +351,12 @@ async fn probe(connection: &mut Connection, prefix: &str) -> Result<Abilities, R
 /// Connects once; says what the server can do.
 pub(super) async fn check(settings: &config::Redis) -> Result<String, String> {
     let pool = pool(settings).map_err(|error| error.to_string())?;
-    let mut live = connect(&pool, &settings.prefix).await?;
-    let mut found = format!("ok{}", live.abilities.lacks());
+    let (mut pooled, abilities) = connect(&pool, &settings.prefix).await?;
+    let mut found = format!("ok{}", abilities.lacks());
     let mut asked = redis::cmd("CONFIG");
     asked.arg("GET").arg("maxmemory-policy");
-    let policy = asked
-        .query_async::<Vec<String>>(&mut live.pooled)
-        .await
-        .ok()
-        .and_then(|pair| pair.into_iter().nth(1));
+    let policy =
+        asked.query_async::<Vec<String>>(&mut pooled).await.ok().and_then(|pair| pair.into_iter().nth(1));
     match policy.as_deref() {
         Some("noeviction" | "volatile-ttl") => {}
         Some(policy) => {
@@ -367,21 +373,27 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// By kind and code, never by the text of a message. A script wraps the server's error in its own.
+/// By kind and code, never by the text of a message; of a pipeline by its first failure.
 fn classify(error: &RedisError) -> RedisTrouble {
     match error.kind() {
-        ErrorKind::Io if error.is_timeout() => RedisTrouble::Timeout,
-        ErrorKind::Io => RedisTrouble::Connection,
-        ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::Moved) => RedisTrouble::ReadOnly,
-        ErrorKind::Server(
-            ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown | ServerErrorKind::ClusterDown,
-        ) => RedisTrouble::NotReady,
-        ErrorKind::Server(ServerErrorKind::NoPerm) | ErrorKind::AuthenticationFailed => RedisTrouble::Denied,
-        _ => match error.code() {
-            Some("OOM") => RedisTrouble::Full,
-            Some("NOAUTH" | "WRONGPASS") => RedisTrouble::Denied,
-            _ if error.detail().is_some_and(|detail| detail.contains("READONLY")) => RedisTrouble::ReadOnly,
-            _ => RedisTrouble::Nonsense,
-        },
+        ErrorKind::Io if error.is_timeout() => return RedisTrouble::Timeout,
+        ErrorKind::Io => return RedisTrouble::Connection,
+        ErrorKind::AuthenticationFailed => return RedisTrouble::Denied,
+        _ => {}
+    }
+    let in_pipeline = error.clone().into_server_errors();
+    let first = in_pipeline.as_ref().and_then(|errors| errors.first());
+    let (code, detail) = match first {
+        Some((_, error)) => (Some(error.code()), error.details()),
+        None => (error.code(), error.detail()),
+    };
+    match code {
+        Some("READONLY" | "MOVED") => RedisTrouble::ReadOnly,
+        Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN") => RedisTrouble::NotReady,
+        Some("NOPERM" | "NOAUTH" | "WRONGPASS") => RedisTrouble::Denied,
+        Some("OOM") => RedisTrouble::Full,
+        // Before version 7 a script wraps the server's error in its own.
+        _ if detail.is_some_and(|detail| detail.contains("READONLY")) => RedisTrouble::ReadOnly,
+        _ => RedisTrouble::Nonsense,
     }
 }

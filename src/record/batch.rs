@@ -16,6 +16,27 @@ use crate::error::{Code, Dependency};
 use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 
+/// Attempts at one event whose effect meets deadlocks or serialization failures.
+pub(super) const ATTEMPTS_MAX: u32 = 5;
+/// Pauses between attempts while Postgres is away.
+const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(500);
+
+/// Growing pauses with jitter.
+pub(super) struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(*PAUSE.start())
+    }
+}
+
+impl Pauses {
+    pub(super) async fn next(&mut self) {
+        tokio::time::sleep(self.0.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+        self.0 = (self.0 * 2).min(*PAUSE.end());
+    }
+}
+
 /// What a waiting delivery gets.
 pub(super) type Reply = Result<Recorded, RecordError>;
 
@@ -104,12 +125,15 @@ impl BatchError {
 }
 
 /// How a batch is to be written.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mode {
     /// Each event in a subtransaction of its own, so that a culprit fails alone.
     pub(super) one_by_one: bool,
     /// How long to wait for a ledger row that somebody else is writing.
     pub(super) lock_timeout: Duration,
+    /// How long the whole may take. Effects that are tried one by one start in its first half only, so that the
+    /// time-out meets one that is slow itself.
+    pub(super) statement_timeout: Duration,
 }
 
 /// Writes batches for one effect.
@@ -117,10 +141,8 @@ pub(super) struct Writer {
     pool: Pool,
     effect: Option<String>,
     group: Option<String>,
-    begin: String,
     commit_timeout: Duration,
     commit_mode: &'static str,
-    effect_budget_ms: i64,
 }
 
 const RECORD: &str = include_str!("../../sql/queries/record.sql");
@@ -132,20 +154,12 @@ impl Writer {
         effect: Option<&str>,
         group: Option<String>,
     ) -> Self {
-        let statement_timeout_ms = settings.statement_timeout.as_millis();
         Self {
             pool,
             effect: effect.map(str::to_owned),
             group,
-            // Set inside the transaction, since a transaction-pooling proxy drops session settings.
-            begin: format!(
-                "begin isolation level read committed, read write; \
-                 set local statement_timeout = '{statement_timeout_ms}ms'; \
-                 set local idle_in_transaction_session_timeout = '{statement_timeout_ms}ms'"
-            ),
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),
-            effect_budget_ms: i64::try_from(statement_timeout_ms / 2).unwrap_or(i64::MAX),
         }
     }
 
@@ -216,6 +230,8 @@ impl Writer {
         let times: Vec<Option<jiff::Timestamp>> = events().map(|event| event.provider_time).collect();
         let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
         let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
+        let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
+        let begin = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 17] = [
             &keys,
@@ -234,10 +250,10 @@ impl Writer {
             &mode.one_by_one,
             &lock_timeout,
             &self.commit_mode,
-            &self.effect_budget_ms,
+            &effect_budget_ms,
         ];
         let (begun, row, committed) = join!(
-            client.batch_execute(&self.begin),
+            client.batch_execute(&begin),
             client.query_one(&statement, &parameters),
             client.batch_execute("commit"),
         );
@@ -247,6 +263,16 @@ impl Writer {
         committed.map_err(|error| failed(&error))?;
         written(&row, deliveries.len())
     }
+}
+
+/// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect
+/// of an earlier batch may have set for the session is undone first.
+fn begin(statement_timeout: Duration) -> String {
+    let ms = statement_timeout.as_millis();
+    format!(
+        "begin isolation level read committed, read write; reset role; reset all; \
+         set local statement_timeout = '{ms}ms'; set local idle_in_transaction_session_timeout = '{ms}ms'"
+    )
 }
 
 const TYPES: [Type; 17] = [

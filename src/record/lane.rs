@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::batch::{BatchError, Delivery, Job, Mode, Outcome, Writer, Written};
+use super::batch::{ATTEMPTS_MAX, BatchError, Delivery, Job, Mode, Outcome, Pauses, Writer, Written};
 use crate::config;
 use crate::db::Trouble;
 use crate::metrics::Metrics;
@@ -18,10 +18,9 @@ const CAREFUL_FOR: Duration = Duration::from_secs(5);
 const BATCH_TIME: Duration = Duration::from_millis(250);
 /// A batch in which somebody else's row was locked is written again, waiting this long for each.
 const LOCK_GLANCE: Duration = Duration::from_millis(10);
-/// Attempts at one event whose effect meets deadlocks or serialization failures.
-const ATTEMPTS_MAX: u32 = 5;
-/// Pauses between attempts while Postgres is away.
-const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(500);
+/// After a batch that took too long, each event is tried with this part of `statement_timeout`, so that there is an
+/// answer for the others before their `record_timeout`.
+const GLANCE_PART: u32 = 4;
 
 pub(super) struct Lane {
     queue: mpsc::Receiver<Job>,
@@ -105,8 +104,9 @@ impl Lane {
 
     /// Writes the batch until its commit is confirmed, or nobody waits for it any more.
     async fn commit(&mut self, mut batch: Vec<Job>) {
-        let mut mode = Mode { one_by_one: false, lock_timeout: self.lock_timeout };
-        let mut pause = *PAUSE.start();
+        let statement_timeout = self.statement_timeout;
+        let mut mode = Mode { one_by_one: false, lock_timeout: self.lock_timeout, statement_timeout };
+        let mut pauses = Pauses::default();
         loop {
             let now = Instant::now();
             batch.retain(|job| !job.is_abandoned(now));
@@ -123,22 +123,30 @@ impl Lane {
                 Err(error) => error,
             };
             self.metrics.batch_failed(error.trouble);
-            match error.trouble {
-                Trouble::Statement | Trouble::Cancelled | Trouble::Locked if !mode.one_by_one => {
-                    mode.one_by_one = true;
-                    if error.trouble == Trouble::Locked {
-                        mode.lock_timeout = LOCK_GLANCE;
-                    }
-                }
-                Trouble::Statement | Trouble::Cancelled | Trouble::Locked => return refuse(batch, &error),
-                Trouble::Lost | Trouble::Resources | Trouble::Retry => {
-                    warn!(error = ?error, events = batch.len(), "a batch is written again");
-                    // The lost backend may still commit: the same insert waits for it.
-                    mode.lock_timeout = self.statement_timeout;
-                    tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-                    pause = (pause * 2).min(*PAUSE.end());
-                }
+            let next = self.next_mode(mode, error.trouble);
+            if error.trouble.may_pass() {
+                warn!(error = ?error, events = batch.len(), "a batch is written again");
+                pauses.next().await;
+            } else if next == mode {
+                return refuse(batch, &error);
             }
+            mode = next;
+        }
+    }
+
+    /// Each event by itself, whatever the trouble: an effect can raise any SQLSTATE, also those that speak of the
+    /// server, and must fail alone.
+    fn next_mode(&self, mode: Mode, trouble: Trouble) -> Mode {
+        let mode = Mode { one_by_one: true, ..mode };
+        match trouble {
+            // The lost backend may still commit: the same insert waits for it.
+            Trouble::Lost => Mode { lock_timeout: self.statement_timeout, ..mode },
+            Trouble::Locked => Mode { lock_timeout: LOCK_GLANCE, ..mode },
+            Trouble::Cancelled => {
+                let statement_timeout = self.statement_timeout / GLANCE_PART;
+                Mode { statement_timeout, lock_timeout: LOCK_GLANCE, ..mode }
+            }
+            Trouble::Retry | Trouble::Resources | Trouble::Statement => mode,
         }
     }
 

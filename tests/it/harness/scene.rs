@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use hapax::identify::EventKey;
 use hapax::provider::{Key, Scheme};
 use hapax::sign::{Draft, sign};
 use http::{HeaderMap, Method};
@@ -13,13 +17,15 @@ use tokio_postgres::Client as Database;
 
 use super::gateway::{Gateway, Start};
 use super::stores::{self, Fresh, Template};
+use super::wait::eventually;
 
 /// The secret of every source of a scene.
 pub(crate) const SECRET: &str = "whsec_a secret for tests only";
 
 /// The business side: one row in `fx.effect` for each time that an effect ran. Nothing there is unique, so that a
 /// doubled effect is seen. The body's `do` member says what the effect does:
-/// nothing special | `raise` | `reject` (HX001) | `sleep` (the body's `seconds`) | `wait` (for advisory lock 7).
+/// nothing special | `raise` | `reject` (HX001) | `sleep` (the body's `seconds`) | `wait` (for advisory lock 7) |
+/// `wait_raise`.
 pub(crate) const BUSINESS: &str = "
     create schema fx;
     create table fx.effect (source text not null, event_id text not null, at timestamptz not null default clock_timestamp());
@@ -32,6 +38,7 @@ pub(crate) const BUSINESS: &str = "
             when 'reject' then raise exception 'never' using errcode = 'HX001';
             when 'sleep' then perform pg_sleep((event->>'seconds')::float8);
             when 'wait' then perform pg_advisory_xact_lock(7);
+            when 'wait_raise' then perform pg_advisory_xact_lock(7); raise exception 'the effect fails late';
             else null;
         end case;
         insert into fx.effect (source, event_id) values (e.source, e.event_id);
@@ -122,6 +129,31 @@ impl Scene {
     /// A connection to Redis.
     pub(crate) async fn redis(&self) -> Result<redis::aio::MultiplexedConnection> {
         stores::connect_redis(&self.stores.redis_url).await
+    }
+
+    /// Holds advisory lock 7, for which the effect of a body with `wait` waits, until it is dropped or let go.
+    pub(crate) async fn hold(&self) -> Result<Database> {
+        let holder = self.database().await?;
+        holder.execute("select pg_advisory_lock(7)", &[]).await?;
+        Ok(holder)
+    }
+
+    /// Waits until so many effects wait for advisory lock 7; returns the process ids of their sessions.
+    pub(crate) async fn waiting(&self, effects: usize) -> Result<Vec<i32>> {
+        let database = self.database().await?;
+        let query = "select pid from pg_locks where locktype = 'advisory' and not granted and objid = 7 \
+                     and classid = 0 and database = (select oid from pg_database where datname = current_database())";
+        let waiting = async || {
+            let rows = database.query(query, &[]).await.ok()?;
+            (rows.len() >= effects).then(|| rows.iter().map(|row| row.get(0)).collect())
+        };
+        eventually(Duration::from_secs(60), waiting).await.context("no effect waits")
+    }
+
+    /// Where the event stands in Redis.
+    pub(crate) fn redis_key(&self, source: &str, id: &str) -> String {
+        let key = EventKey::of(source, "-", id);
+        format!("{}{}", self.stores.redis_prefix, URL_SAFE_NO_PAD.encode(key.0))
     }
 
     /// All Redis keys of this scene's events, with their values (of strings).

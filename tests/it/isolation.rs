@@ -1,0 +1,121 @@
+//! A source whose effect is slow, stuck or failing takes nothing from the sources beside it.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Result;
+
+use crate::harness::client::Client;
+use crate::harness::load::{LIMIT, burst};
+use crate::harness::scene::{SECRET, Scene, deliver, deliver_on, event};
+use crate::harness::wait::eventually;
+
+/// Time-outs so long that only what the test does can end a wait.
+const PATIENT: [&str; 6] = [
+    "postgres.statement_timeout = \"14s\"",
+    "postgres.record_timeout = \"15s\"",
+    "postgres.commit_timeout = \"60s\"",
+    "server.deadline = \"19s\"",
+    "server.drain = \"20s\"",
+    "fast_tier.lease = \"60s\"",
+];
+
+#[tokio::test]
+async fn a_held_effect_holds_its_own_source_only() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway = scene.gateway(&PATIENT).await?;
+    let holder = scene.hold().await?;
+    let to = gateway.listen()?;
+    // More than one, so that its queue is not empty either.
+    let bodies = (0..20).map(|number| event(&format!("held_{number}"), "\"do\":\"wait\"")).collect();
+    let held = tokio::spawn(async move { burst(to, "stripe", bodies).await });
+    scene.waiting(1).await?;
+    for source in ["other", "plain"] {
+        let bodies = (0..100).map(|number| event(&format!("{source}_{number}"), "")).collect();
+        for answer in burst(to, source, bodies).await? {
+            assert_eq!(answer.outcome, "accepted", "{source}");
+        }
+    }
+    assert!(!held.is_finished());
+    drop(holder);
+    for answer in held.await?? {
+        assert_eq!(answer.outcome, "accepted");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_effect_that_always_fails_fails_alone() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway = scene.gateway(&[]).await?;
+    let (to, stop) = (gateway.listen()?, Arc::<AtomicBool>::default());
+    let failing = (0..8).map(|sender| {
+        let stop = Arc::clone(&stop);
+        tokio::spawn(async move {
+            let (mut client, mut failed) = (Client::new(to), 0);
+            while !stop.load(Ordering::Relaxed) {
+                let body = event(&format!("failing_{sender}_{failed}"), "\"do\":\"raise\"");
+                let answer = deliver_on(&mut client, "stripe", &body).await?;
+                assert_eq!((answer.status, answer.outcome.as_str()), (503, "unavailable"));
+                failed += 1;
+            }
+            anyhow::Ok(failed)
+        })
+    });
+    let failing: Vec<_> = failing.collect();
+    for source in ["other", "plain"] {
+        for round in 0..10 {
+            let bodies = (0..20).map(|number| event(&format!("{source}_{round}_{number}"), "")).collect();
+            for answer in burst(to, source, bodies).await? {
+                assert_eq!(answer.outcome, "accepted", "{source}");
+            }
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for sender in failing {
+        assert!(sender.await?? > 0);
+    }
+    assert!(scene.found().await?.rows.keys().all(|id| !id.starts_with("failing")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn thirty_held_effects_leave_a_connection_for_the_others() -> Result<()> {
+    const GROUPS: usize = 30;
+    let scene = Scene::new().await?;
+    let (mut functions, mut sources) = (String::new(), String::new());
+    for number in 0..GROUPS {
+        writeln!(
+            functions,
+            "create function fx.held_{number}(e hapax.event) returns void language plpgsql as $$ begin perform fx.apply(e); end $$;"
+        )?;
+        writeln!(
+            sources,
+            "[source.held_{number}]\nprovider = \"stripe\"\nsecrets = [\"{SECRET}\"]\neffect = \"fx.held_{number}\""
+        )?;
+    }
+    scene.database().await?.batch_execute(&functions).await?;
+    let settings = scene.settings(&PATIENT, &sources);
+    let gateway = crate::harness::gateway::Start::new(settings).start().await?;
+    let holder = scene.hold().await?;
+    let to = gateway.listen()?;
+    let held = (0..GROUPS).map(|number| {
+        let body = event(&format!("held_{number}"), "\"do\":\"wait\"");
+        tokio::spawn(async move { deliver(to, &format!("held_{number}"), &body).await })
+    });
+    let held: Vec<_> = held.collect();
+    scene.waiting(GROUPS).await?;
+    for source in ["plain", "other", "stripe"] {
+        let bodies = (0..20).map(|number| event(&format!("{source}_{number}"), "")).collect();
+        for answer in burst(to, source, bodies).await? {
+            assert_eq!(answer.outcome, "accepted", "{source}");
+        }
+    }
+    drop(holder);
+    for delivery in held {
+        assert_eq!(delivery.await??.outcome, "accepted");
+    }
+    let all = async || (scene.found().await.ok()?.effects.len() == GROUPS + 40).then_some(());
+    eventually(LIMIT, all).await
+}

@@ -1,5 +1,7 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
+mod crash;
 mod dev;
+mod disconnect;
 mod harness;
 mod once;

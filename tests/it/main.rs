@@ -4,4 +4,5 @@ mod crash;
 mod dev;
 mod disconnect;
 mod harness;
+mod http;
 mod once;

@@ -359,7 +359,7 @@ async fn too_many_requests_are_503_and_the_others_go_on() -> Result<()> {
 
     // A client that leaves does not make room: its event is still being worked on.
     held.remove(0).reset()?;
-    metric(&gateway, "hapax_requests_in_flight", &[], 1.0).await?;
+    metric(&gateway, "hapax_connections", &[], 2.0).await?;
     assert_eq!(post(&mut client, "plain", &event("evt_over", "")).await?.status, 503);
     hold.release().await?;
     assert_eq!(answer(&mut held[0]).await?.0, 200);

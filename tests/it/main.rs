@@ -5,4 +5,6 @@ mod dev;
 mod disconnect;
 mod harness;
 mod http;
+mod log;
 mod once;
+mod stop;

@@ -82,7 +82,7 @@ async fn send(to: std::net::SocketAddr, provider: Shared, more: &'static str, ne
     }
 }
 
-async fn run_senders(gateway: &Gateway, provider: &Shared, more: &'static str, new: bool) -> Result<LocalSet> {
+fn run_senders(gateway: &Gateway, provider: &Shared, more: &'static str, new: bool) -> Result<LocalSet> {
     let senders = LocalSet::new();
     let to = gateway.listen()?;
     for _ in 0..SENDERS {
@@ -93,7 +93,7 @@ async fn run_senders(gateway: &Gateway, provider: &Shared, more: &'static str, n
 
 /// Sends until enough was answered and enough is in flight, then kills; returns how many requests got no answer.
 async fn kill_under_load(gateway: &mut Gateway, provider: &Shared, answers: usize) -> Result<usize> {
-    let senders = run_senders(gateway, provider, "", true).await?;
+    let senders = run_senders(gateway, provider, "", true)?;
     let loaded = || {
         let provider = provider.borrow();
         std::future::ready((provider.answers >= answers && provider.in_flight >= IN_FLIGHT).then_some(()))
@@ -107,13 +107,13 @@ async fn kill_under_load(gateway: &mut Gateway, provider: &Shared, answers: usiz
 /// Kills while all senders wait for one effect; its transaction goes on without its gateway.
 async fn kill_while_held(scene: &Scene, gateway: &mut Gateway, provider: &Shared) -> Result<usize> {
     let hold = Hold::new(scene).await?;
-    let senders = run_senders(gateway, provider, r#""do":"wait""#, true).await?;
-    let held = async {
+    let senders = run_senders(gateway, provider, r#""do":"wait""#, true)?;
+    let all_wait = async {
         let sent = || std::future::ready((provider.borrow().in_flight == SENDERS).then_some(()));
         eventually(LIMIT, sent).await.context("not all are sent")?;
         hold.waiting(1).await
     };
-    senders.run_until(held).await?;
+    senders.run_until(all_wait).await?;
     gateway.sigkill()?;
     senders.await;
     hold.release().await?;
@@ -146,12 +146,12 @@ async fn fifty_kills_under_load_lose_and_double_nothing() -> Result<()> {
     }
     assert_eq!(kills, KILLS, "{lost:?}");
     let drained = async || -> Option<()> {
-        run_senders(&gateway, &provider, "", false).await.ok()?.await;
+        run_senders(&gateway, &provider, "", false).ok()?.await;
         provider.borrow().unanswered.is_empty().then_some(())
     };
     eventually(LIMIT, drained).await.context("something is never taken")?;
 
-    let provider = provider.borrow();
+    let provider = provider.take();
     let found = scene.assert_once(&provider.answered).await?;
     assert_eq!(provider.answered.len(), provider.next, "all events were taken in the end");
     assert_eq!(found.rows.len(), provider.next, "nobody else's event is there");

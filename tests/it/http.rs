@@ -8,8 +8,8 @@ use http::{Method, StatusCode};
 
 use crate::harness::client::{Raw, raw};
 use crate::harness::play::{
-    Hold, LIMIT, answer, code, exchange, head, metric, outcome, patient, post, ready, request, signature, status,
-    stripe_signature,
+    Hold, LIMIT, answer, code, exchange, head, metric, outcome, patient, post, ready, request, signature,
+    status, stripe_signature,
 };
 use crate::harness::scene::{Found, SECRET, Scene, event};
 
@@ -30,14 +30,17 @@ async fn a_slow_head_ends_the_connection_and_an_idle_one_stays() -> Result<()> {
     let silent = Raw::connect(gateway.listen()?).await?;
     // Answered without a look at the body, and after a look at everything.
     let mut idle = Vec::new();
-    for bytes in [b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), request("plain", &event("evt_1", "")).0] {
+    for bytes in [b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), request("plain", &event("evt_1", "")).0]
+    {
         let mut connection = Raw::connect(gateway.listen()?).await?;
         connection.write(&bytes).await?;
         answer(&mut connection).await?;
         idle.push(connection);
     }
     // The slow ones began later than the idle ones; once they are cut, the idle ones had their chance, too.
-    for part in [&b"P"[..], b"POST /in/stripe HTTP/1.1\r\nHost: x", b"POST /in/stripe HTTP/1.1\r\nHost: x\r\n"] {
+    for part in
+        [&b"P"[..], b"POST /in/stripe HTTP/1.1\r\nHost: x", b"POST /in/stripe HTTP/1.1\r\nHost: x\r\n"]
+    {
         let closed = raw(gateway.listen()?, part).await?;
         assert!(closed.is_empty() || status(&String::from_utf8_lossy(&closed))? == 408, "{closed:?}");
     }
@@ -63,7 +66,7 @@ async fn an_idle_connection_is_closed_in_the_end() -> Result<()> {
     for connection in [&mut silent, &mut used] {
         connection.read_to_end().await?;
     }
-    metric(&gateway, "hapax_connections", &[], 0.0).await
+    metric(&gateway, "hapax_connections", &[], 0).await
 }
 
 #[tokio::test]
@@ -90,7 +93,9 @@ async fn the_body_cap_counts_bytes_and_not_promises() -> Result<()> {
     let scene = Scene::new().await?;
     let gateway = scene.gateway(&["source.stripe.body_max = \"64KiB\""]).await?;
     let mut client = gateway.client()?;
-    let padding = |length: usize| event("evt_1", &format!(r#""x":"{}""#, "x".repeat(length - event("evt_1", r#""x":"""#).len())));
+    let padding = |length: usize| {
+        event("evt_1", &format!(r#""x":"{}""#, "x".repeat(length - event("evt_1", r#""x":"""#).len())))
+    };
     assert_eq!(padding(CAP).len(), CAP);
     assert_eq!(post(&mut client, "stripe", &padding(CAP)).await?.status, 200);
     let answer_ = post(&mut client, "stripe", &padding(CAP + 1)).await?;
@@ -124,7 +129,8 @@ async fn an_answer_about_the_size_reaches_its_sender() -> Result<()> {
     // Slightly too large, written piece by piece, by a sender that looks for an answer only at the end.
     let length = CAP + 200 * 1024;
     let mut slow = Raw::connect(gateway.listen()?).await?;
-    slow.write(&[&head("/in/stripe", &[&format!("Content-Length: {length}")]), &b"\r\n"[..]].concat()).await?;
+    slow.write(&[&head("/in/stripe", &[&format!("Content-Length: {length}")]), &b"\r\n"[..]].concat())
+        .await?;
     for piece in vec![b'x'; length].chunks(4096) {
         slow.write(piece).await?;
         tokio::task::yield_now().await;
@@ -135,9 +141,11 @@ async fn an_answer_about_the_size_reaches_its_sender() -> Result<()> {
     assert_eq!(answer(&mut slow).await?.0, 200);
 
     // Hugely too large: refused without a byte of it.
-    let (_, text) =
-        exchange(gateway.listen()?, &[&head("/in/stripe", &["Content-Length: 10000000000"]), &b"\r\n"[..]].concat())
-            .await?;
+    let (_, text) = exchange(
+        gateway.listen()?,
+        &[&head("/in/stripe", &["Content-Length: 10000000000"]), &b"\r\n"[..]].concat(),
+    )
+    .await?;
     assert!(too_large(&text), "{text}");
     Ok(())
 }
@@ -207,9 +215,11 @@ async fn a_chunked_event_is_as_good_as_any() -> Result<()> {
     let gateway = scene.gateway(&[]).await?;
     let body = event("evt_1", "");
     let (one, two) = body.split_at(20);
-    let mut bytes = head("/in/stripe", &[&signature(&body), "Transfer-Encoding: chunked", "Trailer: Stripe-Signature"]);
+    let mut bytes =
+        head("/in/stripe", &[&signature(&body), "Transfer-Encoding: chunked", "Trailer: Stripe-Signature"]);
     for piece in [one, two] {
-        bytes.extend(format!("{}{:x};ext=1\r\n", if piece == one { "\r\n" } else { "" }, piece.len()).bytes());
+        bytes
+            .extend(format!("{}{:x};ext=1\r\n", if piece == one { "\r\n" } else { "" }, piece.len()).bytes());
         bytes.extend([piece, b"\r\n"].concat());
     }
     bytes.extend(b"0\r\nStripe-Signature: t=1,v1=00\r\n\r\n");
@@ -245,8 +255,22 @@ async fn only_post_to_a_source_gets_anywhere() -> Result<()> {
     let signature = stripe_signature(SECRET, &body, 0);
     let headers = [("stripe-signature", &signature[..])];
     for path in [
-        "/", "/in", "/in/", "/in/none", "/in/stripe/", "/in//stripe", "//in/stripe", "/in/Stripe", "/IN/stripe",
-        "/in/%73tripe", "/in/stripe/x", "/in/./stripe", "/in/stripe;x", "/live", "/ready", "/metrics",
+        "/",
+        "/in",
+        "/in/",
+        "/in/none",
+        "/in/stripe/",
+        "/in//stripe",
+        "//in/stripe",
+        "/in/Stripe",
+        "/IN/stripe",
+        "/in/%73tripe",
+        "/in/stripe/x",
+        "/in/./stripe",
+        "/in/stripe;x",
+        "/live",
+        "/ready",
+        "/metrics",
     ] {
         for method in [Method::POST, Method::GET] {
             let answer = client.send(method, path, &headers, body.clone()).await?;
@@ -255,7 +279,11 @@ async fn only_post_to_a_source_gets_anywhere() -> Result<()> {
     }
     for method in [Method::GET, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS, Method::PATCH] {
         let answer = client.send(method.clone(), "/in/stripe", &headers, Bytes::new()).await?;
-        assert_eq!((answer.status, outcome(&answer)), (StatusCode::METHOD_NOT_ALLOWED, "refused"), "{method}");
+        assert_eq!(
+            (answer.status, outcome(&answer)),
+            (StatusCode::METHOD_NOT_ALLOWED, "refused"),
+            "{method}"
+        );
         assert_eq!(answer.header("allow"), Some("POST"), "{method}");
     }
     nothing_happened(&scene).await?;
@@ -265,7 +293,11 @@ async fn only_post_to_a_source_gets_anywhere() -> Result<()> {
 }
 
 /// An answer byte for byte, without the time of day.
-async fn bytes_of(gateway: &crate::harness::gateway::Gateway, lines: &[&str], body: &[u8]) -> Result<(StatusCode, String)> {
+async fn bytes_of(
+    gateway: &crate::harness::gateway::Gateway,
+    lines: &[&str],
+    body: &[u8],
+) -> Result<(StatusCode, String)> {
     let length = format!("Content-Length: {}", body.len());
     let lines = [lines, &[&length[..]]].concat();
     let (status, text) =
@@ -315,7 +347,10 @@ async fn whatever_is_wrong_with_a_signature_the_sender_sees_one_answer() -> Resu
     ];
     let (status, one) = bytes_of(&gateway, &[], &unknown).await?;
     assert_eq!(status, 401);
-    assert!(one.ends_with(r#"{"type":"about:blank","title":"Unauthorized","status":401,"code":"unauthorized"}"#), "{one}");
+    assert!(
+        one.ends_with(r#"{"type":"about:blank","title":"Unauthorized","status":401,"code":"unauthorized"}"#),
+        "{one}"
+    );
     for signature in &wrong {
         let line = format!("Stripe-Signature: {signature}");
         assert_eq!(bytes_of(&gateway, &[&line], &unknown).await?.1, one, "{signature:.200}");
@@ -344,25 +379,28 @@ async fn too_many_requests_are_503_and_the_others_go_on() -> Result<()> {
     let gateway = scene.gateway(&patient(&["server.requests_max = 2"])).await?;
     ready(&gateway).await?;
     let hold = Hold::new(&scene).await?;
-    let mut held = Vec::new();
+    let mut delayed = Vec::new();
     for n in 0..2 {
         let mut connection = Raw::connect(gateway.listen()?).await?;
         connection.write(&request("stripe", &event(&format!("evt_{n}"), r#""do":"wait""#)).0).await?;
-        held.push(connection);
+        delayed.push(connection);
     }
     hold.waiting(1).await?;
-    metric(&gateway, "hapax_requests_in_flight", &[], 2.0).await?;
+    metric(&gateway, "hapax_requests_in_flight", &[], 2).await?;
     let mut client = gateway.client()?;
     let over = post(&mut client, "plain", &event("evt_over", "")).await?;
-    assert_eq!((over.status.as_u16(), outcome(&over), code(&over).as_str()), (503, "unavailable", "overloaded"));
+    assert_eq!(
+        (over.status.as_u16(), outcome(&over), code(&over).as_str()),
+        (503, "unavailable", "overloaded")
+    );
     assert!(over.header("retry-after").context("no Retry-After")?.parse::<u64>()? >= 1);
 
     // A client that leaves does not make room: its event is still being worked on.
-    held.remove(0).reset()?;
-    metric(&gateway, "hapax_connections", &[], 2.0).await?;
+    delayed.remove(0).reset()?;
+    metric(&gateway, "hapax_connections", &[], 2).await?;
     assert_eq!(post(&mut client, "plain", &event("evt_over", "")).await?.status, 503);
     hold.release().await?;
-    assert_eq!(answer(&mut held[0]).await?.0, 200);
+    assert_eq!(answer(&mut delayed[0]).await?.0, 200);
     let taken = async || {
         let answer = post(&mut gateway.client().ok()?, "plain", &event("evt_over", "")).await.ok()?;
         (answer.status == 200).then_some(())
@@ -375,7 +413,7 @@ async fn too_many_connections_wait_and_do_not_fail() -> Result<()> {
     let scene = Scene::new().await?;
     let gateway = scene.gateway(&["server.connections_max = 2", LONG_IDLE]).await?;
     let mut open = vec![Raw::connect(gateway.listen()?).await?, Raw::connect(gateway.listen()?).await?];
-    metric(&gateway, "hapax_connections", &[], 2.0).await?;
+    metric(&gateway, "hapax_connections", &[], 2).await?;
     let mut waiting = Raw::connect(gateway.listen()?).await?;
     waiting.write(&request("stripe", &event("evt_waits", "")).0).await?;
     for n in 0..20 {
@@ -385,6 +423,6 @@ async fn too_many_connections_wait_and_do_not_fail() -> Result<()> {
     assert!(!waiting.has_come(), "it was let in over the limit");
     drop(open.pop());
     assert_eq!(answer(&mut waiting).await?.0, 200);
-    tokio::time::timeout(Duration::from_secs(30), metric(&gateway, "hapax_connections", &[], 2.0)).await??;
+    tokio::time::timeout(Duration::from_secs(30), metric(&gateway, "hapax_connections", &[], 2)).await??;
     Ok(())
 }

@@ -22,7 +22,9 @@ async fn request_lines(gateway: &Gateway, wanted: usize) -> Result<Vec<Value>> {
         let lines: Vec<Value> = lines.filter(|line| line["message"] == "request").collect();
         std::future::ready((lines.len() >= wanted).then_some(lines))
     };
-    let lines = eventually(LIMIT, all).await.with_context(|| format!("not {wanted} lines: {:#?}", gateway.lines()))?;
+    let lines = eventually(LIMIT, all)
+        .await
+        .with_context(|| format!("not {wanted} lines: {:#?}", gateway.lines()))?;
     assert_eq!(lines.len(), wanted, "{lines:#?}");
     Ok(lines)
 }
@@ -46,14 +48,17 @@ async fn every_request_has_one_line_that_says_what_became_of_it() -> Result<()> 
             .map(|name| line[name].as_str().unwrap_or("-").to_owned())
             .join(" ")
     };
-    assert_eq!(lines.iter().map(told).collect::<Vec<_>>(), [
-        "stripe accepted - - - evt_1 -",
-        "stripe duplicate - - - evt_1 memory",
-        "stripe unavailable effect_failed record effect evt_2 -",
-        "stripe refused signature_missing verify none - -",
-        "none refused unknown_source accept none - -",
-        "stripe refused id_missing identify none - -",
-    ]);
+    assert_eq!(
+        lines.iter().map(told).collect::<Vec<_>>(),
+        [
+            "stripe accepted - - - evt_1 -",
+            "stripe duplicate - - - evt_1 memory",
+            "stripe unavailable effect_failed record effect evt_2 -",
+            "stripe refused signature_missing verify none - -",
+            "none refused unknown_source accept none - -",
+            "stripe refused id_missing identify none - -",
+        ]
+    );
     let statuses: Vec<_> = lines.iter().filter_map(|line| line["http.status"].as_u64()).collect();
     assert_eq!(statuses, [200, 200, 503, 401, 404, 422]);
     assert_eq!(lines[0]["event.digest"], lines[1]["event.digest"]);
@@ -79,21 +84,24 @@ async fn a_client_that_leaves_is_told_about_too() -> Result<()> {
     let (bytes, at) = request("stripe", &event("evt_1", r#""do":"wait""#));
     let mut early = Raw::connect(gateway.listen()?).await?;
     early.write(&bytes[..at + 5]).await?;
-    metric(&gateway, "hapax_requests_in_flight", &[], 1.0).await?;
+    metric(&gateway, "hapax_requests_in_flight", &[], 1).await?;
     early.reset()?;
     let line = &request_lines(&gateway, 1).await?[0];
-    assert_eq!((line["outcome"].as_str(), line["error.code"].as_str()), (Some("refused"), Some("body_incomplete")));
+    assert_eq!(
+        (line["outcome"].as_str(), line["error.code"].as_str()),
+        (Some("refused"), Some("body_incomplete"))
+    );
 
     let hold = Hold::new(&scene).await?;
     let mut late = Raw::connect(gateway.listen()?).await?;
     late.write(&bytes).await?;
     hold.waiting(1).await?;
     late.reset()?;
-    metric(&gateway, "hapax_connections", &[], 0.0).await?;
+    metric(&gateway, "hapax_connections", &[], 0).await?;
     hold.release().await?;
     let line = &request_lines(&gateway, 2).await?[1];
     assert_eq!((line["outcome"].as_str(), line["event.id"].as_str()), (Some("accepted"), Some("evt_1")));
-    metric(&gateway, "hapax_requests_total", &["outcome=\"accepted\""], 1.0).await
+    metric(&gateway, "hapax_requests_total", &["outcome=\"accepted\""], 1).await
 }
 
 /// Looks for the text in every column of every table and view of the database but one.
@@ -145,13 +153,18 @@ async fn no_secret_is_told_to_anybody() -> Result<()> {
     let accepted = client.post("/in/stripe?key=CANARY-query", &headers, body.clone()).await?;
     assert_eq!(accepted.status, 200);
     let wrong = [("stripe-signature", "t=1,v1=CANARY-signature"), headers[1], headers[2], headers[3]];
-    for (path, status) in [("/in/stripe?key=CANARY-query", 401), ("/in/CANARY-path", 404), ("/CANARY-path/x", 404)] {
+    for (path, status) in
+        [("/in/stripe?key=CANARY-query", 401), ("/in/CANARY-path", 404), ("/CANARY-path/x", 404)]
+    {
         assert_eq!(client.post(path, &wrong, body.clone()).await?.status, status);
     }
     // An effect that fails, a body that is none, a token that is right and one that is wrong.
     let failing = event("evt_2", r#""do":"raise","x":"CANARY-body""#);
     let signature_two = stripe_signature("whsec_CANARY-secret", &failing, 0);
-    assert_eq!(client.post("/in/stripe", &[("stripe-signature", &signature_two)], failing).await?.status, 503);
+    assert_eq!(
+        client.post("/in/stripe", &[("stripe-signature", &signature_two)], failing).await?.status,
+        503
+    );
     let token = [("x-gitlab-token", "CANARY-token"), ("idempotency-key", "delivery-1")];
     assert_eq!(client.post("/in/gitlab", &token, "CANARY-body").await?.status, 200);
     assert_eq!(client.post("/in/gitlab", &[("x-gitlab-token", "CANARY-toke")], "x").await?.status, 401);
@@ -226,10 +239,8 @@ async fn what_a_sender_writes_forges_no_line_and_makes_no_metric() -> Result<()>
         assert!(!metrics.contains(invented), "{invented}");
     }
     // Every label value is a word of ours or the name of a source.
-    let sources: BTreeSet<&str> = metrics
-        .lines()
-        .filter_map(|line| Some(line.split_once("source=\"")?.1.split_once('"')?.0))
-        .collect();
+    let sources: BTreeSet<&str> =
+        metrics.lines().filter_map(|line| Some(line.split_once("source=\"")?.1.split_once('"')?.0)).collect();
     assert_eq!(sources, ["github", "none", "stripe"].into());
     Ok(())
 }

@@ -5,12 +5,15 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use hapax::dev::{PostgresOptions, RedisOptions};
+use serde_json::Value;
 
 use crate::harness::client::{Answer, Client};
 use crate::harness::gateway::Gateway;
-use crate::harness::play::{Hold, Numbers, code, metric, outcome, patient, post, ready, settled};
+use crate::harness::play::{Hold, LIMIT, Numbers, code, metric, outcome, patient, post, ready, settled};
 use crate::harness::scene::{Scene, event, signed_as};
-use crate::harness::stores::private_redis;
+use crate::harness::stores::{private_postgres, private_redis};
+use crate::harness::wait::eventually;
 
 /// Delivers each of `rounds` events over all clients at the same time; at least one answer of each is a success.
 async fn storm(clients: &mut [Client], rounds: usize) -> Result<BTreeMap<String, usize>> {
@@ -68,9 +71,10 @@ fn seen(answer: &Answer) -> (u16, &Bytes, Option<&str>) {
 
 #[tokio::test]
 async fn a_duplicate_is_answered_like_the_first_whoever_recognises_it() -> Result<()> {
-    const CUSTOM: &str = "source.other.ack = { status = 202, body = \"{\\\"ok\\\":true}\", type = \"application/json\" }";
+    const CUSTOM: &str =
+        "source.other.ack = { status = 202, body = \"{\\\"ok\\\":true}\", type = \"application/json\" }";
     let mut scene = Scene::new().await?;
-    let redis = private_redis(hapax::dev::RedisOptions::default()).await?;
+    let redis = private_redis(RedisOptions::default()).await?;
     scene.stores.redis_url = redis.url();
     let (one, two) = (scene.gateway(&[CUSTOM]).await?, scene.gateway(&[CUSTOM]).await?);
     ready(&one).await?;
@@ -91,15 +95,15 @@ async fn a_duplicate_is_answered_like_the_first_whoever_recognises_it() -> Resul
         for again in [&from_memory, &from_redis, &from_postgres] {
             assert_eq!((outcome(again), seen(again)), ("duplicate", seen(&first)));
         }
-        assert_eq!(three_tiers(&three).await?, [0.0, 0.0, 1.0]);
+        assert_eq!(three_tiers(&three).await?, [0, 0, 1]);
         redis::cmd("FLUSHALL").exec_async(&mut scene.redis().await?).await?;
     }
-    assert_eq!(three_tiers(&one).await?, [2.0, 0.0, 0.0]);
-    assert_eq!(three_tiers(&two).await?, [0.0, 2.0, 0.0]);
+    assert_eq!(three_tiers(&one).await?, [2, 0, 0]);
+    assert_eq!(three_tiers(&two).await?, [0, 2, 0]);
     Ok(())
 }
 
-async fn three_tiers(gateway: &Gateway) -> Result<[f64; 3]> {
+async fn three_tiers(gateway: &Gateway) -> Result<[u64; 3]> {
     let numbers = Numbers::of(gateway).await?;
     let of = |tier: &str| numbers.sum("hapax_duplicates_total", &[&format!("tier=\"{tier}\"")]);
     Ok([of("memory"), of("redis"), of("postgres")])
@@ -132,13 +136,17 @@ async fn a_reused_id_is_seen_in_every_tier() -> Result<()> {
                 assert_eq!((answer.status.as_u16(), code(&answer).as_str()), (422, "mismatch"), "{tier}");
             }
             let labels = [&format!("source=\"{source}\"")[..], "outcome=\"mismatch\""];
-            assert_eq!(Numbers::of(gateway).await?.sum("hapax_requests_total", &labels), 1.0, "{tier}");
+            assert_eq!(Numbers::of(gateway).await?.sum("hapax_requests_total", &labels), 1, "{tier}");
             let again = post(&mut gateway.client()?, source, &body).await?;
             assert_eq!(outcome(&again), "duplicate", "{tier}: the first body stays the event's");
         }
     }
     let found = scene.found().await?;
-    assert_eq!((found.rows["evt_1"], found.effects["evt_1"]), (2, 1), "one row each, and one of them has an effect");
+    assert_eq!(
+        (found.rows["evt_1"], found.effects["evt_1"]),
+        (2, 1),
+        "one row each, and one of them has an effect"
+    );
     Ok(())
 }
 
@@ -156,7 +164,7 @@ async fn another_body_never_joins_a_flight() -> Result<()> {
         tokio::spawn(async move { post(&mut client?, "stripe", &body).await })
     });
     hold.waiting(1).await?;
-    metric(&gateway, "hapax_requests_in_flight", &[], 3.0).await?;
+    metric(&gateway, "hapax_requests_in_flight", &[], 3).await?;
     let answer = post(&mut gateway.client()?, "stripe", &other_body("evt_1")).await?;
     assert_eq!((answer.status.as_u16(), outcome(&answer)), (409, "in_flight"));
     assert!(answer.header("retry-after").context("no Retry-After")?.parse::<u64>()? >= 1);
@@ -257,7 +265,10 @@ async fn what_is_no_id_is_refused_by_name() -> Result<()> {
     ] {
         let answer = post(&mut client, "stripe", &body.clone().into()).await?;
         assert_eq!((answer.status.as_u16(), code(&answer).as_str()), (422, wanted), "{body:.60}");
-        assert_eq!((outcome(&answer), answer.header("content-type")), ("refused", Some("application/problem+json")));
+        assert_eq!(
+            (outcome(&answer), answer.header("content-type")),
+            ("refused", Some("application/problem+json"))
+        );
     }
     for invalid in [&b"\xff\xfe\x00\x80"[..], b"{\"id\":\"\xff\"}"] {
         let answer = post(&mut client, "stripe", &Bytes::from_static(invalid)).await?;
@@ -270,5 +281,36 @@ async fn what_is_no_id_is_refused_by_name() -> Result<()> {
     for body in [format!(r#"{{"x":{deep},"id":"after"}}"#), format!(r#"{{"id":"before","x":{deep}}}"#)] {
         assert_eq!(outcome(&post(&mut client, "plain", &body.into()).await?), "accepted");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_restart_of_postgres_old_markers_are_worth_a_question() -> Result<()> {
+    let mut postgres = private_postgres(PostgresOptions::default()).await?;
+    let redis = private_redis(RedisOptions::default()).await?;
+    let scene = Scene::on(&postgres, redis.url()).await?;
+    let (one, two) = (scene.gateway(&[]).await?, scene.gateway(&[]).await?);
+    ready(&one).await?;
+    ready(&two).await?;
+    let body = event("evt_1", "");
+    assert_eq!(outcome(&post(&mut one.client()?, "stripe", &body).await?), "accepted");
+    settled(&scene, 1).await?;
+    let before = scene.markers().await?;
+    let restarted = tokio::task::spawn_blocking(move || postgres.restart().map(|()| postgres));
+    let _postgres = restarted.await??;
+    for gateway in [&one, &two] {
+        let told =
+            |line: &Value| line["message"].as_str().is_some_and(|text| text.contains("another generation"));
+        gateway.log(told).await?;
+    }
+    // Neither the memory of the first nor the marker in Redis answers; Postgres does, and the marker is new.
+    let again = post(&mut one.client()?, "stripe", &body).await?;
+    assert_eq!((again.status.as_u16(), outcome(&again)), (200, "duplicate"));
+    assert_eq!(three_tiers(&one).await?, [0, 0, 1]);
+    let renewed = async || (scene.markers().await.ok()? != before).then_some(());
+    eventually(LIMIT, renewed).await?;
+    assert_eq!(outcome(&post(&mut two.client()?, "stripe", &body).await?), "duplicate");
+    assert_eq!(three_tiers(&two).await?, [0, 1, 0]);
+    scene.assert_once([&"evt_1".to_owned()]).await?;
     Ok(())
 }

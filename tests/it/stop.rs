@@ -65,7 +65,10 @@ async fn a_stop_under_load_loses_nothing() -> Result<()> {
     is_ready(&gateway, StatusCode::SERVICE_UNAVAILABLE).await?;
     // Out of rotation, and still at work for whoever does not know yet.
     let late = post(&mut gateway.client()?, "stripe", &event("evt_late", "")).await?;
-    assert_eq!((late.status.as_u16(), outcome(&late), late.header("connection")), (200, "accepted", Some("close")));
+    assert_eq!(
+        (late.status.as_u16(), outcome(&late), late.header("connection")),
+        (200, "accepted", Some("close"))
+    );
     assert_eq!(gateway.wait(LIMIT).await?.code(), Some(0), "{:#?}", gateway.lines());
 
     let mut taken = BTreeSet::from(["evt_late".to_owned()]);
@@ -220,7 +223,11 @@ async fn migrate_may_run_twice_and_at_the_same_time() -> Result<()> {
     let (one, two) = (ended(&one), ended(&two));
     assert_eq!((one.0, two.0), (Some(0), Some(0)), "{one:?} {two:?}");
     let again = ended(&hapax(&arguments).await?);
-    assert_eq!((again.0, again.1.trim()), (Some(0), "nothing to apply: the schema is up to date"), "{again:?}");
+    assert_eq!(
+        (again.0, again.1.trim()),
+        (Some(0), "nothing to apply: the schema is up to date"),
+        "{again:?}"
+    );
     let gateway = Start::new(settings).start().await?;
     let answer = post(&mut gateway.client()?, "stripe", &event("evt_1", "")).await?;
     assert_eq!(outcome(&answer), "accepted");
@@ -250,7 +257,8 @@ async fn what_send_prints_is_what_the_gateway_takes() -> Result<()> {
     let report: Value = serde_json::from_str(out.lines().last().context("no report")?)?;
     assert_eq!(report["outcomes"], json!({"accepted": 1, "duplicate": 19}), "{out}");
     assert_eq!(scene.found().await?.rows.len(), 2);
-    let nowhere = ["send", "--config", &config, "--source", "stripe", "--url", &url.replace("/in/stripe", "/in/none")];
+    let nowhere =
+        ["send", "--config", &config, "--source", "stripe", "--url", &url.replace("/in/stripe", "/in/none")];
     assert_eq!(ended(&hapax(&nowhere).await?).0, Some(1), "an answer that is not 2xx");
     Ok(())
 }

@@ -70,23 +70,23 @@ impl Numbers {
         Ok(Self(String::from_utf8(answer.body.into())?))
     }
 
-    /// The sum of all samples of a name whose labels contain all of `labels` (`tier="redis"`).
-    pub(crate) fn sum(&self, name: &str, labels: &[&str]) -> f64 {
+    /// The sum of all whole samples of a name whose labels contain all of `labels` (`tier="redis"`).
+    pub(crate) fn sum(&self, name: &str, labels: &[&str]) -> u64 {
         let sample = |line: &str| {
             let (sample, value) = line.rsplit_once(' ')?;
             let (found, with) = sample.split_once('{').unwrap_or((sample, ""));
             let wanted = found == name && labels.iter().all(|label| with.contains(label));
-            if wanted { value.parse::<f64>().ok() } else { None }
+            if wanted { value.parse::<u64>().ok() } else { None }
         };
         self.0.lines().filter_map(sample).sum()
     }
 }
 
 /// Waits until a metric has a value.
-pub(crate) async fn metric(gateway: &Gateway, name: &str, labels: &[&str], wanted: f64) -> Result<()> {
+pub(crate) async fn metric(gateway: &Gateway, name: &str, labels: &[&str], wanted: u64) -> Result<()> {
     let is = async || -> Option<()> {
         let sum = Numbers::of(gateway).await.ok()?.sum(name, labels);
-        ((sum - wanted).abs() < 1e-9).then_some(())
+        (sum == wanted).then_some(())
     };
     eventually(LIMIT, is).await.with_context(|| format!("{name} {labels:?} is not {wanted}"))
 }
@@ -94,7 +94,7 @@ pub(crate) async fn metric(gateway: &Gateway, name: &str, labels: &[&str], wante
 /// Waits until the gateway is ready and has both of its stores.
 pub(crate) async fn ready(gateway: &Gateway) -> Result<()> {
     is_ready(gateway, StatusCode::OK).await?;
-    metric(gateway, "hapax_redis_in_use", &[], 1.0).await
+    metric(gateway, "hapax_redis_in_use", &[], 1).await
 }
 
 /// Waits until `/ready` answers with this status.
@@ -139,7 +139,7 @@ pub(crate) fn outcome(answer: &Answer) -> &str {
 /// The `code` of a problem document.
 pub(crate) fn code(answer: &Answer) -> String {
     let problem: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
-    problem["code"].as_str().unwrap_or_default().to_owned()
+    problem.get("code").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
 /// The head of a POST up to and without the empty line, with these header lines.

@@ -142,9 +142,11 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Client> {
 /// # Errors
 /// The migration that failed; those before it stay applied.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<Vec<String>> {
+    // The text is one transaction. IF NOT EXISTS alone does not keep two of them apart.
     client
         .batch_execute(
-            "create schema if not exists hapax;
+            "select pg_advisory_xact_lock(hashtextextended('hapax migrate', 0));
+             create schema if not exists hapax;
              create table if not exists hapax.migration (
                  number integer primary key, name text not null, applied_at timestamptz not null default now())",
         )

@@ -1,7 +1,9 @@
-//! The path of a request: [`run`] names every stage in order, [`Gateway::serve`] answers, counts and logs.
+//! The path of a request: [`receive`] up to the cancel boundary (`‖`), [`Gateway::once`] behind it;
+//! [`Gateway::serve`] answers, and a [`Visit`] counts and logs.
 //!
-//! Left of the cancel boundary (`‖`) a client that goes away drops everything: nothing has happened. Right of it
-//! the work runs in a tracked task, which neither a disconnect nor a deadline can cancel.
+//! Left of the boundary a client that goes away drops everything: nothing has happened. Right of it the work runs in
+//! a tracked task, which neither a disconnect nor a deadline can cancel, and which keeps what the request takes out
+//! of the limits until it is done.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +14,7 @@ use http::header::EXPECT;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 use crate::body;
@@ -39,7 +40,7 @@ pub struct Gateway {
     server: config::Server,
     in_flight_wait: Duration,
     request_log: RequestLog,
-    requests: Semaphore,
+    requests: Arc<Semaphore>,
     body_budget: Arc<Semaphore>,
     tier: FastTier,
     recorder: Recorder,
@@ -57,7 +58,28 @@ struct Trace {
     event: Option<Arc<Event>>,
     body_bytes: usize,
     verify: Duration,
-    deliver: Duration,
+    times: Times,
+}
+
+/// How long the stages behind the boundary took.
+#[derive(Debug, Default)]
+struct Times {
+    claim: Duration,
+    record: Duration,
+}
+
+/// A request from its head to its one log line and count, and what it takes out of the limits meanwhile.
+#[derive(Debug)]
+struct Visit {
+    gateway: Arc<Gateway>,
+    id: u64,
+    started: Instant,
+    trace: Trace,
+    reported: bool,
+    /// One of `requests_max`.
+    permit: Option<OwnedSemaphorePermit>,
+    /// The body's part of `buffered_max`.
+    memory: Option<OwnedSemaphorePermit>,
 }
 
 impl Gateway {
@@ -76,7 +98,7 @@ impl Gateway {
             sources: sources.collect(),
             in_flight_wait: config.in_flight.wait,
             request_log: config.log.requests,
-            requests: Semaphore::new(config.server.requests_max),
+            requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: Arc::new(Semaphore::new(config.server.buffered_max / body::PERMIT_BYTES)),
             server: config.server.clone(),
             tier,
@@ -89,14 +111,29 @@ impl Gateway {
         }
     }
 
-    /// Answers a request; every request gets one answer, one log line and one count.
+    /// Answers a request; every request gets one log line and one count, even if its client goes away.
     pub async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let started = Instant::now();
-        let _counted = Counted::start(&self.metrics.requests_in_flight);
-        let mut trace = Trace::default();
-        let result = run(&self, request, started, &mut trace).await;
-        self.report(&result, &trace, started.elapsed());
-        respond::respond(trace.source.as_deref(), &result, self.server.retry_after)
+        let mut visit = Visit::begin(&self);
+        let received = receive(&self, request, &mut visit).await;
+        let source = visit.trace.source.clone();
+        let result = match received {
+            Err(failure) => visit.end(Err(failure)),
+            Ok((source, event)) => {
+                if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
+                    visit.end(Ok(known(&event, committed, Tier::Memory)))
+                } else {
+                    // ‖ From here on a client that goes away changes nothing.
+                    let gateway = Arc::clone(&self);
+                    let work = self.tasks.spawn(async move {
+                        let deadline = visit.started + source.deadline;
+                        let delivered = gateway.once(&source, &event, deadline, &mut visit.trace.times).await;
+                        visit.end(delivered)
+                    });
+                    work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
+                }
+            }
+        };
+        respond::respond(source.as_deref(), &result, self.server.retry_after)
     }
 
     fn source(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Arc<Source>, Failure> {
@@ -114,43 +151,50 @@ impl Gateway {
         Ok(Arc::clone(source))
     }
 
-    /// Delivers an event once: joins a delivery of it that is under way, or leads one in a task of its own.
-    ///
-    /// Dropping the future changes nothing but that nobody hears the result.
-    async fn once(self: &Arc<Self>, source: Arc<Source>, event: Arc<Event>, deadline: Instant) -> Delivered {
-        if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
-            return Ok(known(&event, committed, Tier::Memory));
-        }
+    /// Delivers an event once: joins a delivery of it that is under way, or leads one.
+    async fn once(
+        &self,
+        source: &Arc<Source>,
+        event: &Arc<Event>,
+        deadline: Instant,
+        times: &mut Times,
+    ) -> Delivered {
         match self.flights.join(event.key, event.digest) {
             Seat::Leader(leader) => {
-                let gateway = Arc::clone(self);
-                let work = self.tasks.spawn(async move {
-                    let delivered = gateway.deliver(&source, &event, deadline).await;
-                    leader.land(&delivered);
-                    delivered
-                });
-                work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
+                let delivered = self.deliver(source, event, deadline, times).await;
+                leader.land(&delivered);
+                delivered
             }
-            Seat::Follower(landed) => match timeout_at(deadline.into(), landed).await {
-                Ok(Ok(Ok(Outcome::Accepted | Outcome::Rejected))) => Ok(Outcome::Duplicate(Tier::Flight)),
-                Ok(Ok(delivered)) => delivered,
-                Ok(Err(lost)) => Err(internal(&lost.to_string())),
-                Err(_elapsed) => Err(Failure::new(Stage::Claim, Code::InFlight)),
-            },
+            Seat::Follower(landed) => {
+                let waiting = Instant::now();
+                let landed = timeout_at(deadline.into(), landed).await;
+                times.claim = waiting.elapsed();
+                match landed {
+                    Ok(Ok(Ok(Outcome::Accepted | Outcome::Rejected))) => Ok(Outcome::Duplicate(Tier::Flight)),
+                    Ok(Ok(delivered)) => delivered,
+                    Ok(Err(lost)) => Err(internal(&lost.to_string())),
+                    Err(_elapsed) => Err(Failure::new(Stage::Claim, Code::InFlight)),
+                }
+            }
             Seat::Full => Err(Failure::new(Stage::Claim, Code::Overloaded)),
         }
     }
 
     /// claim → record → settle. Runs to its end in any case.
-    async fn deliver(&self, source: &Arc<Source>, event: &Arc<Event>, deadline: Instant) -> Delivered {
+    async fn deliver(
+        &self,
+        source: &Arc<Source>,
+        event: &Arc<Event>,
+        deadline: Instant,
+        times: &mut Times,
+    ) -> Delivered {
         let started = Instant::now();
         let wait = self.in_flight_wait.min(deadline.saturating_duration_since(started));
-        let claim = self
-            .tier
-            .claim(&event.key, wait)
-            .await
+        let claim = self.tier.claim(&event.key, wait).await;
+        times.claim = started.elapsed();
+        self.metrics.stage("claim", times.claim);
+        let claim = claim
             .map_err(|code| Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) })?;
-        self.metrics.stage("claim", started.elapsed());
         let (lease, how) = match claim {
             Claim::Done(committed) => {
                 if let Some(generation) = self.tier.generation() {
@@ -164,7 +208,8 @@ impl Gateway {
         };
         let started = Instant::now();
         let recorded = self.recorder.record(source, event, deadline, how).await;
-        self.metrics.stage("record", started.elapsed());
+        times.record = started.elapsed();
+        self.metrics.stage("record", times.record);
         match recorded {
             Ok(recorded) => {
                 let (outcome, digest) = match recorded.verdict() {
@@ -183,19 +228,43 @@ impl Gateway {
             }
         }
     }
+}
 
-    fn report(&self, result: &Delivered, trace: &Trace, took: Duration) {
-        let verdict = respond::verdict(trace.source.as_deref(), result);
-        let source = trace.source.as_ref().map_or(&self.nowhere, |source| &source.name);
-        self.metrics.answered(source, verdict.outcome, verdict.code);
-        self.metrics.stage("total", took);
-        if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
-            self.metrics.duplicate(*tier);
+impl Visit {
+    fn begin(gateway: &Arc<Gateway>) -> Self {
+        gateway.metrics.requests_in_flight.inc();
+        Self {
+            gateway: Arc::clone(gateway),
+            id: rand::random(),
+            started: Instant::now(),
+            trace: Trace::default(),
+            reported: false,
+            permit: None,
+            memory: None,
         }
-        if self.request_log == RequestLog::Failed && verdict.status.is_success() {
+    }
+
+    fn end(mut self, result: Delivered) -> Delivered {
+        self.report(&result);
+        result
+    }
+
+    fn report(&mut self, result: &Delivered) {
+        self.reported = true;
+        let Self { gateway, trace, .. } = &*self;
+        let took = self.started.elapsed();
+        let verdict = respond::verdict(trace.source.as_deref(), result);
+        let source = trace.source.as_ref().map_or(&gateway.nowhere, |source| &source.name);
+        gateway.metrics.answered(source, verdict.outcome, verdict.code);
+        gateway.metrics.stage("total", took);
+        if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
+            gateway.metrics.duplicate(*tier);
+        }
+        if gateway.request_log == RequestLog::Failed && verdict.status.is_success() {
             return;
         }
         let mut line = Line::new(jiff::Timestamp::now(), respond::level(result), "request");
+        line.text("request.id", &format!("{:016x}", self.id));
         line.text("source", source);
         line.text("outcome", verdict.outcome);
         line.number("http.status", verdict.status.as_u16().into());
@@ -210,9 +279,24 @@ impl Gateway {
         }
         line.number("body_bytes", trace.body_bytes as u64);
         line.millis("verify_ms", trace.verify);
-        line.millis("deliver_ms", trace.deliver);
+        line.millis("claim_ms", trace.times.claim);
+        line.millis("record_ms", trace.times.record);
         line.millis("duration_ms", took);
-        self.log.line(line.finish().as_bytes());
+        gateway.log.line(line.finish().as_bytes());
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if !self.reported {
+            // Left of the boundary there is one thing to wait for, and a client that leaves ends the wait.
+            let failure = match self.trace.event {
+                None => Failure::new(Stage::Body, Code::BodyIncomplete),
+                Some(_) => internal("the work on it was lost"),
+            };
+            self.report(&Err(failure));
+        }
+        self.gateway.metrics.requests_in_flight.dec();
     }
 }
 
@@ -222,23 +306,23 @@ impl Service for Arc<Gateway> {
     }
 }
 
-/// The path of a request.
-async fn run(
+/// The path of a request up to the boundary. Dropping it is safe: nothing has happened.
+async fn receive(
     gateway: &Arc<Gateway>,
     request: Request<Incoming>,
-    started: Instant,
-    trace: &mut Trace,
-) -> Delivered {
+    visit: &mut Visit,
+) -> Result<(Arc<Source>, Arc<Event>), Failure> {
     let overloaded = |_| Failure::new(Stage::Accept, Code::Overloaded);
-    let _permit = gateway.requests.try_acquire().map_err(overloaded)?;
+    visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
+    let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
     let source = gateway.source(&head.method, head.uri.path(), &head.headers)?;
     trace.source = Some(Arc::clone(&source));
-    let deadline = started + source.deadline;
 
-    let body_deadline = started + gateway.server.body_timeout;
+    let body_deadline = visit.started + gateway.server.body_timeout;
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
-    let (received, _memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
+    let (received, memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
+    visit.memory = Some(memory);
     trace.body_bytes = received.body.len();
 
     let verifying = Instant::now();
@@ -249,12 +333,7 @@ async fn run(
     let (source, event) = Identified::into_parts(identified);
     let event = Arc::new(event);
     trace.event = Some(Arc::clone(&event));
-
-    // ‖ From here on a client that goes away changes nothing.
-    let delivering = Instant::now();
-    let delivered = gateway.once(source, event, deadline).await;
-    trace.deliver = delivering.elapsed();
-    delivered
+    Ok((source, event))
 }
 
 /// The event is committed: with this body, or with another one.
@@ -280,21 +359,5 @@ fn failure_fields(line: &mut Line, failure: &Failure) {
     line.text("error.dependency", failure.dependency.as_str());
     if let Some(cause) = &failure.cause {
         line.text("error.cause", cause);
-    }
-}
-
-/// Counts up until dropped, so that a request that its client left is not counted for ever.
-struct Counted<'a>(&'a Gauge);
-
-impl<'a> Counted<'a> {
-    fn start(gauge: &'a Gauge) -> Self {
-        gauge.inc();
-        Self(gauge)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }

@@ -305,6 +305,8 @@ begin
     -- Last words, after everything that an effect may have changed.
     set constraints all immediate;
     perform set_config('synchronous_commit', commit_mode, true);
+    -- statement_timeout would end a COMMIT's wait for a standby, and the commit would look like any other.
+    perform set_config('statement_timeout', '0', true);
     outcomes := array_to_string(outcome, '');
     generation := hapax.generation();
 end

@@ -252,14 +252,14 @@ impl Writer {
             &self.commit_mode,
             &effect_budget_ms,
         ];
-        let (begun, row, committed) = join!(
+        let (opened, row, committed) = join!(
             client.batch_execute(&begin),
             client.query_one(&statement, &parameters),
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
         let row = row.map_err(|error| failed(&error))?;
-        begun.map_err(|error| failed(&error))?;
+        opened.map_err(|error| failed(&error))?;
         committed.map_err(|error| failed(&error))?;
         written(&row, deliveries.len())
     }

@@ -1,10 +1,15 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
 mod batching;
+mod crash;
 mod dev;
+mod disconnect;
 mod harness;
+mod http;
 mod isolation;
+mod log;
 mod once;
 mod postgres_away;
 mod redis_away;
+mod stop;
 mod tiers;

@@ -121,6 +121,16 @@ impl Raw {
         Ok(self.0.shutdown().await?)
     }
 
+    /// Goes away as a client that crashed does: whatever is on its way is lost.
+    pub(crate) fn reset(self) -> Result<()> {
+        Ok(socket2::SockRef::from(&self.0).set_linger(Some(Duration::ZERO))?)
+    }
+
+    /// Whether something has come that was not read yet.
+    pub(crate) fn has_come(&self) -> bool {
+        socket2::SockRef::from(&self.0).peek(&mut [std::mem::MaybeUninit::uninit()]).is_ok()
+    }
+
     /// What comes next, at most 64 KiB of it; empty if the other side closed.
     pub(crate) async fn read(&mut self) -> Result<Vec<u8>> {
         let mut buffer = vec![0; 1 << 16];

@@ -3,6 +3,7 @@
 pub(crate) mod client;
 pub(crate) mod gateway;
 pub(crate) mod load;
+pub(crate) mod play;
 pub(crate) mod proxy;
 pub(crate) mod scene;
 pub(crate) mod stores;

@@ -2,6 +2,8 @@
 //! effect twice, and Redis is used again as soon as it can be.
 
 use anyhow::{Context as _, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hapax::dev::{Redis, RedisOptions};
 use redis::aio::MultiplexedConnection;
 
@@ -12,7 +14,7 @@ use crate::harness::scene::{Scene, deliver, event};
 use crate::harness::stores::{connect_redis, private_redis};
 use crate::harness::wait::eventually;
 
-const PAIRS: usize = 8;
+const PAIRS: u16 = 8;
 
 /// A gateway under load, and a Redis that only it uses.
 struct Outage {
@@ -35,14 +37,15 @@ impl Outage {
         // Nearly no memory in the process, so that the second delivery asks Redis.
         let gateway = scene.gateway(&["fast_tier.memory_ttl = \"1ms\""]).await?;
         until_redis_in_use(&gateway, true).await?;
-        let load = Load::start(gateway.listen()?, "stripe", PAIRS);
+        let load = Load::start(gateway.listen()?, "stripe", PAIRS.into());
         load.go_on(200).await?;
         Ok(Self { scene, redis, gateway, load })
     }
 
     async fn command(&self, words: &[&str]) -> Result<()> {
         let mut redis = connect_redis(&self.redis.url()).await?;
-        Ok(redis::cmd(words[0]).arg(&words[1..]).exec_async(&mut redis).await?)
+        let (command, arguments) = words.split_first().context("no command")?;
+        Ok(redis::cmd(command).arg(arguments).exec_async(&mut redis).await?)
     }
 
     /// Redis is seen to be away, and the load goes on.
@@ -108,7 +111,7 @@ async fn stopped_and_only_the_first_deliveries_pay_for_it() -> Result<()> {
     let paid = metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"timeout\"").await?;
     // The failures that open the breaker, what was on its way then, and the writer of the markers.
     let bound = 5 + 2 * PAIRS + 1;
-    assert!(paid >= 5.0 && paid <= bound as f64, "{paid} commands waited for their time-out");
+    assert!(paid >= 5.0 && paid <= bound.into(), "{paid} commands waited for their time-out");
     outage.redis.resume();
     outage.recover().await
 }
@@ -245,13 +248,18 @@ async fn what_stands_in_the_way_is_written_over() -> Result<()> {
     Ok(())
 }
 
-/// The marker of an event that is delivered for it: the digest of Stripe's events is of their type and data, which
-/// are the same in all of ours.
-async fn any_marker(scene: &Scene, gateway: &Gateway) -> Result<String> {
+/// The marker that a gateway would write for this body now: the generation is that of an event that is delivered for
+/// it, the digest is made here.
+async fn marker_of(scene: &Scene, gateway: &Gateway, body: &[u8]) -> Result<String> {
     until_metric(gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0.0).await?;
     deliver(gateway.listen()?, "stripe", &event("any", "")).await?;
     until_done(scene, "any").await?;
-    value(&mut scene.redis().await?, &scene.redis_key("stripe", "any")).await?.context("a marker")
+    let marker = value(&mut scene.redis().await?, &scene.redis_key("stripe", "any")).await?;
+    let marker = marker.context("a marker")?;
+    let (generation, _) = marker.rsplit_once(' ').context("three words")?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, body);
+    let short = URL_SAFE_NO_PAD.encode(digest.as_ref().get(..6).context("six bytes")?);
+    Ok(format!("{generation} {short}"))
 }
 
 /// What Redis is trusted for: only a gateway writes such a marker, and only after a commit in this very history.
@@ -260,7 +268,7 @@ async fn a_marker_of_the_current_history_is_believed() -> Result<()> {
     let scene = Scene::new().await?;
     let gateway = scene.gateway(&[]).await?;
     until_redis_in_use(&gateway, true).await?;
-    let marker = any_marker(&scene, &gateway).await?;
+    let marker = marker_of(&scene, &gateway, &event("evt_1", "")).await?;
     let mut redis = scene.redis().await?;
     redis::cmd("SET").arg(scene.redis_key("stripe", "evt_1")).arg(marker).exec_async(&mut redis).await?;
     let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
@@ -284,7 +292,7 @@ async fn who_meets_a_lease_waits_for_its_end() -> Result<()> {
     scene.stores.redis_url = redis.url();
     let gateway = scene.gateway(&PATIENT).await?;
     until_redis_in_use(&gateway, true).await?;
-    let marker = any_marker(&scene, &gateway).await?;
+    let marker = marker_of(&scene, &gateway, &event("settled", "")).await?;
     let mut redis = scene.redis().await?;
     for (id, outcome) in [("settled", "duplicate"), ("released", "accepted"), ("expired", "accepted")] {
         let (key, body) = (scene.redis_key("stripe", id), event(id, ""));

@@ -37,6 +37,7 @@ use crate::role::Role;
 
 /// Measures hapax side by side with what else could be run.
 #[derive(Debug, Parser)]
+#[expect(clippy::struct_excessive_bools, reason = "the flags of a command line")]
 struct Arguments {
     /// The cases that the ratios are made of; within ten minutes. The default under `cargo bench`.
     #[arg(long, conflicts_with_all = ["quick", "all"])]

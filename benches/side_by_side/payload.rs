@@ -1,5 +1,7 @@
 //! Events in Stripe's form, made so that one differs from the next in few bytes.
 
+use std::fmt::Write as _;
+
 /// The secret of every source of the bench.
 pub(crate) const SECRET: &str = "whsec_of_the_bench_only";
 /// The source, which is also the last part of the path.
@@ -29,7 +31,8 @@ impl Body {
         text.push_str(r#"1000,"currency":"eur","metadata":{"#);
         let mut entry = 0;
         while text.len() + END.len() + ENTRY_LENGTH <= bytes {
-            text.push_str(&format!(r#""k{entry:05}":"{:016x}","#, scramble(entry)));
+            // Writing to a string cannot fail.
+            write!(text, r#""k{entry:05}":"{:016x}","#, scramble(entry)).unwrap_or_default();
             entry += 1;
         }
         let padding = bytes.saturating_sub(text.len() + END.len());

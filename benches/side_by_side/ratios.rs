@@ -108,8 +108,8 @@ fn ratio(wanted: &Wanted, runs: &[Run]) -> Option<Ratio> {
         let (_, other) = of(against).find(|(other, _)| *other == round)?;
         Some(value / other)
     }))?;
-    let reaches = |target: f64| sign * spread.median >= sign * target;
-    let reached = match (reaches(wanted.must), reaches(wanted.goal)) {
+    let attains = |target: f64| sign * spread.median >= sign * target;
+    let reached = match (attains(wanted.must), attains(wanted.goal)) {
         (_, true) => Reached::Goal,
         (true, false) => Reached::Must,
         (false, false) => Reached::Missed,

@@ -14,12 +14,12 @@ const STRIDE: usize = 16;
 
 type Signature = [u8; 64];
 
-/// What changes from request to request.
+/// Where in a request that stands which changes from one to the next.
 #[derive(Debug, Clone, Copy)]
 struct Parts {
-    id_at: usize,
-    digit_at: usize,
-    signature_at: usize,
+    id: usize,
+    digit: usize,
+    signature: usize,
 }
 
 /// A supply of signed requests.
@@ -40,7 +40,7 @@ impl Traffic {
         let now = jiff::Timestamp::now().as_second();
         let body = Body::of_bytes(body_bytes);
         let (template, parts) = template(now, &body);
-        let mut signer = Signer::new(now, body, run);
+        let mut signer = Signer::new(now, &body, run);
         let signatures = (0..events).map(|event| signer.sign(event, b'1')).collect();
         let altered = match mix {
             Mix::Mismatch => (0..events).step_by(COPIES).map(|event| signer.sign(event, b'2')).collect(),
@@ -58,9 +58,9 @@ impl Traffic {
     pub(crate) fn next(&mut self, request: &mut [u8]) -> Option<usize> {
         let (event, altered) = self.choose()?;
         let signature = if altered { self.altered.get(event / COPIES) } else { self.signatures.get(event) };
-        write(request, self.parts.signature_at, signature?);
-        write(request, self.parts.id_at, id(self.run, event as u64).as_bytes());
-        write(request, self.parts.digit_at, if altered { b"2" } else { b"1" });
+        write(request, self.parts.signature, signature?);
+        write(request, self.parts.id, id(self.run, event as u64).as_bytes());
+        write(request, self.parts.digit, if altered { b"2" } else { b"1" });
         Some(event)
     }
 
@@ -102,7 +102,7 @@ fn template(now: i64, body: &Body) -> (Vec<u8>, Parts) {
     head.push_str(&"0".repeat(size_of::<Signature>()));
     head.push_str("\r\n\r\n");
     let start = head.len();
-    let parts = Parts { id_at: start + body.id_at, digit_at: start + body.digit_at, signature_at };
+    let parts = Parts { id: start + body.id_at, digit: start + body.digit_at, signature: signature_at };
     ((head + &body.text).into_bytes(), parts)
 }
 
@@ -116,7 +116,7 @@ struct Signer {
 }
 
 impl Signer {
-    fn new(now: i64, body: Body, run: u64) -> Self {
+    fn new(now: i64, body: &Body, run: u64) -> Self {
         let prefix = format!("{now}.");
         let (id_at, digit_at) = (prefix.len() + body.id_at, prefix.len() + body.digit_at);
         let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET.as_bytes());

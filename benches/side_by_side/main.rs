@@ -31,7 +31,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
-use crate::measure::Timing;
+use crate::measure::{StoresWanted, Timing};
 use crate::plan::Extent;
 use crate::role::Role;
 
@@ -60,6 +60,9 @@ struct Arguments {
     /// Where the stores' folder is made; must not be on tmpfs. Default: the system's place for temporary files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Connections to Postgres in the pool of every receiver; the default is the gateway's.
+    #[arg(long, default_value_t = 8, value_name = "COUNT")]
+    connections: usize,
     /// Given by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -107,5 +110,6 @@ fn run(arguments: &Arguments) -> Result<()> {
     let extent = arguments.extent();
     let timing = arguments.timing(extent)?;
     let cases = plan::cases(extent, arguments.only.as_deref());
-    runtime.block_on(measure::all(&cases, &timing, arguments.dir.clone()))
+    let stores = StoresWanted { folder: arguments.dir.clone(), connections: arguments.connections };
+    runtime.block_on(measure::all(&cases, &timing, stores))
 }

@@ -21,6 +21,13 @@ pub(crate) struct Timing {
     pub(crate) warm_up: Duration,
 }
 
+/// Where the stores are, and how many connections to Postgres each receiver has.
+#[derive(Debug, Clone)]
+pub(crate) struct StoresWanted {
+    pub(crate) folder: Option<PathBuf>,
+    pub(crate) connections: usize,
+}
+
 /// One server under one workload, once. All but rate and latency include the warm-up.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Run {
@@ -53,11 +60,11 @@ impl Cpu {
 }
 
 /// Measures all cases and reports them.
-pub(crate) async fn all(cases: &[Case], timing: &Timing, folder: Option<PathBuf>) -> Result<()> {
+pub(crate) async fn all(cases: &[Case], timing: &Timing, stores: StoresWanted) -> Result<()> {
     ensure!(!cases.is_empty(), "no such workload");
-    machine::check_folder(&folder.clone().unwrap_or_else(std::env::temp_dir))?;
+    machine::check_folder(&stores.folder.clone().unwrap_or_else(std::env::temp_dir))?;
     machine::check_open_files(cases.iter().map(|case| case.workload.connections).max().unwrap_or(0))?;
-    let mut scene = Scene::start(folder).await?;
+    let mut scene = Scene::start(stores.folder, stores.connections).await?;
     let machine = Machine::look(&scene).await?;
     report::say(&machine.text())?;
     let mut runs = Vec::new();

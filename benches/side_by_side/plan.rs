@@ -12,9 +12,11 @@ pub(crate) enum Server {
     HyperHmac,
     /// Finds the event's id as well: all that a gateway does before it asks a store. The ceiling.
     HyperHmacId,
-    /// A transaction per request.
+    /// A transaction per request, the way it is usually written: each statement waits for the last one's answer.
+    NaivePlain,
+    /// The same in two round trips: the best that a transaction per request can be.
     Naive,
-    /// The same, after a `SET NX EX`.
+    /// That, after a `SET NX EX`.
     NaiveRedis,
     /// The gateway, with its default fast tier.
     HapaxRedis,
@@ -34,6 +36,7 @@ impl Server {
             Self::Hyper => "hyper",
             Self::HyperHmac => "hyper-hmac",
             Self::HyperHmacId => "hyper-hmac-id",
+            Self::NaivePlain => "naive-plain",
             Self::Naive => "naive",
             Self::NaiveRedis => "naive-redis",
             Self::HapaxRedis => "hapax-redis",
@@ -125,8 +128,8 @@ pub(crate) fn cases(extent: Extent, only: Option<&str>) -> Vec<Case> {
 
 fn core() -> Vec<Case> {
     use Server::{
-        HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaiveRedis,
-        PgBatch,
+        HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaivePlain,
+        NaiveRedis, PgBatch,
     };
     vec![
         case(
@@ -134,7 +137,17 @@ fn core() -> Vec<Case> {
             Mix::New,
             64,
             1,
-            &[HyperHmacId, Naive, NaiveRedis, HapaxRedis, HapaxMemory, HapaxOff, HapaxLogAll, PgBatch],
+            &[
+                HyperHmacId,
+                NaivePlain,
+                Naive,
+                NaiveRedis,
+                HapaxRedis,
+                HapaxMemory,
+                HapaxOff,
+                HapaxLogAll,
+                PgBatch,
+            ],
         ),
         case(NEW_256, Mix::New, 256, 1, &[Naive, NaiveRedis, HapaxRedis, HapaxMemory]),
         case(
@@ -164,11 +177,11 @@ fn large_bodies() -> Vec<Case> {
 
 fn quick() -> Vec<Case> {
     use Server::{
-        HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaiveRedis,
-        PgBatch,
+        HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaivePlain,
+        NaiveRedis, PgBatch,
     };
     vec![
-        case(NEW, Mix::New, 64, 1, &[Naive, HapaxRedis, HapaxLogAll, PgBatch]),
+        case(NEW, Mix::New, 64, 1, &[NaivePlain, Naive, HapaxRedis, HapaxLogAll, PgBatch]),
         case("mismatch", Mix::Mismatch, 64, 1, &[NaiveRedis, HapaxMemory]),
         case(HOT, Mix::Hot, 8, 1, &[Hyper, HyperHmac, HyperHmacId, HapaxOff]),
         case("new-256-kib", Mix::New, 8, 256, &[HapaxRedis]),

@@ -1,7 +1,7 @@
 //! What is told: on standard output for people, in the target directory for programs.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
@@ -66,9 +66,7 @@ fn document(machine: &Machine, timing: &Timing, ratios: &[Ratio], runs: &[Run]) 
     })
 }
 
-/// Cargo's, which holds this program: `target/release/deps/side_by_side-…`.
-fn target_folder() -> Result<PathBuf> {
-    let program = std::env::current_exe()?;
-    let folder = program.ancestors().nth(3).map(Path::to_owned);
-    folder.context("this program is not in a target directory")
+/// Cargo's target directory.
+fn target_folder() -> Result<&'static Path> {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("cargo's folder for temporary files is the root")
 }

@@ -22,8 +22,6 @@ pub(crate) const HAPAX: &str = "hapax";
 const NAIVE: &str = "naive";
 /// The effect of the gateway's source.
 pub(crate) const EFFECT: &str = "fx.apply";
-/// The gateway's default, and the pool of the naive receivers.
-const CONNECTIONS: usize = 8;
 const START_LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -54,6 +52,8 @@ pub(crate) struct Scene {
     pub(crate) hapax: Client,
     naive: Client,
     redis: redis::aio::MultiplexedConnection,
+    /// In the pool of every receiver that stores.
+    connections: usize,
 }
 
 /// What the stores have counted.
@@ -72,7 +72,7 @@ pub(crate) struct Effects {
 }
 
 impl Scene {
-    pub(crate) async fn start(parent: Option<PathBuf>) -> Result<Self> {
+    pub(crate) async fn start(parent: Option<PathBuf>, connections: usize) -> Result<Self> {
         let folder = FolderOptions { parent, keep: false };
         let stores = Stores::start(&StoresOptions { folder, ..StoresOptions::default() })?;
         for database in [HAPAX, NAIVE] {
@@ -87,7 +87,7 @@ impl Scene {
         naive.batch_execute(NAIVE_LEDGER).await?;
         let redis = redis::Client::open(stores.redis.url())?;
         let redis = redis.get_multiplexed_async_connection().await?;
-        Ok(Self { stores, hapax, naive, redis })
+        Ok(Self { stores, hapax, naive, redis, connections })
     }
 
     /// Empties everything, and leaves no work behind that the next run would pay for.
@@ -123,7 +123,7 @@ impl Scene {
 
     pub(crate) async fn effects(&self, server: Server) -> Result<Effects> {
         let client = match server {
-            Server::Naive | Server::NaiveRedis => &self.naive,
+            Server::NaivePlain | Server::Naive | Server::NaiveRedis => &self.naive,
             _ => &self.hapax,
         };
         let row = client.query_one("select count(*), count(distinct event_id) from fx.payment", &[]).await?;
@@ -138,9 +138,9 @@ impl Scene {
     /// Starts the server, and waits until it can be connected to. `pg-batch` is none.
     pub(crate) fn serve(&self, server: Server) -> Result<Option<Running>> {
         let listen = free_address()?;
-        let naive = |redis| {
+        let naive = |redis, pipelined| {
             let postgres = self.stores.postgres.url(NAIVE);
-            Work::Record(naive::Spec { postgres, redis, connections: CONNECTIONS })
+            Work::Record(naive::Spec { postgres, redis, connections: self.connections, pipelined })
         };
         let work = match server {
             Server::PgBatch => return Ok(None),
@@ -151,8 +151,9 @@ impl Scene {
             Server::Hyper => Work::Nothing,
             Server::HyperHmac => Work::Verify,
             Server::HyperHmacId => Work::Identify,
-            Server::Naive => naive(None),
-            Server::NaiveRedis => naive(Some(self.stores.redis.url())),
+            Server::NaivePlain => naive(None, false),
+            Server::Naive => naive(None, true),
+            Server::NaiveRedis => naive(Some(self.stores.redis.url()), true),
         };
         let role = Role::Receiver(receiver::Spec { listen, work });
         Running::start(role.command(self.tag())?, self.log(), listen).map(Some)
@@ -174,6 +175,7 @@ impl Scene {
     fn settings(&self, server: Server, listen: SocketAddr) -> String {
         let requests = if server == Server::HapaxLogAll { "all" } else { "failed" };
         let (postgres, redis) = (self.stores.postgres.url(HAPAX), self.stores.redis.url());
+        let connections = self.connections;
         let fast_tier = match server {
             Server::HapaxMemory => r#"kind = "memory""#.to_owned(),
             Server::HapaxOff => r#"kind = "off""#.to_owned(),
@@ -188,7 +190,7 @@ listen = "127.0.0.1:0"
 requests = "{requests}"
 [postgres]
 url = "{postgres}"
-connections = {CONNECTIONS}
+connections = {connections}
 [fast_tier]
 {fast_tier}
 [source.{SOURCE}]

@@ -15,13 +15,14 @@ demo: setup ## Start everything, show a webhook and its duplicates, stop
 run: setup ## Start private stores and a gateway, until Ctrl-C
 	cargo run --locked --release -- dev
 
-test: setup ## Formatting, lints, documentation, benches that compile, all tests
+test: setup ## Formatting, lints, documentation, benches once, all tests
 	cargo fmt --check
 	cargo clippy --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --no-deps
-	cargo build --locked --benches
+	cargo test --locked --benches
 	cargo test --locked --doc
 	cargo test --locked --lib --bins --tests
 
-bench: setup ## Measure
-	cargo bench --locked
+bench: setup ## Measure: each stage by itself, then side by side with other receivers
+	cargo bench --locked --bench stages
+	cargo bench --locked --bench side_by_side -- --core

@@ -1,0 +1,253 @@
+//! What each stage of the path costs by itself: verification per preset, identification, a batch in Postgres, a claim
+//! in Redis. The stores are private ones.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+use futures_util::future::join_all;
+use hapax::body::Received;
+use hapax::claim::{Claim, FastTier};
+use hapax::config::{self, Config, Source};
+use hapax::db;
+use hapax::dev::{Stores, StoresOptions};
+use hapax::generation::Heartbeat;
+use hapax::identify::{Event, EventKey, Identified, identify};
+use hapax::metrics::Metrics;
+use hapax::provider::Scheme;
+use hapax::record::{How, Recorder};
+use hapax::sign::{Draft, fresh_id, sign};
+use hapax::tasks::Tasks;
+use hapax::verify::verify;
+use http::{Method, Request};
+use jiff::Timestamp;
+
+/// Of the form that every preset takes.
+const SECRET: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+const PATH: &str = "/in/bench";
+const DATABASE: &str = "stages";
+const WAIT: Duration = Duration::from_secs(5);
+const EFFECT: &str = "
+    create schema fx;
+    create table fx.payment (event_id text not null, event_type text);
+    create function fx.apply(e hapax.event) returns void language sql volatile as
+    $$ insert into fx.payment (event_id, event_type) values (e.event_id, e.event_type) $$;";
+
+fn main() -> ExitCode {
+    let mut criterion = Criterion::default().configure_from_args();
+    let done = pure_stages(&mut criterion).and_then(|()| store_stages(&mut criterion));
+    criterion.final_summary();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            use std::io::Write as _;
+            writeln!(std::io::stderr(), "stages: {error:#}").ok();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Verification and identification of each preset's own sample, and of a larger body.
+fn pure_stages(criterion: &mut Criterion) -> Result<()> {
+    for preset in Scheme::preset_names() {
+        let scheme = Scheme::preset(preset).context("a preset that is not there")?;
+        let Some(sample) = scheme.sample(&fresh_id(), Timestamp::now()) else { continue };
+        let source = Arc::new(source(preset)?);
+        both(criterion, preset, &source, sample.into())?;
+    }
+    let source = Arc::new(source("stripe")?);
+    for kib in [1, 16, 256] {
+        let body = format!(
+            r#"{{"id":"{}","type":"t","data":[{}0]}}"#,
+            fresh_id(),
+            r#"{"k":"v","n":123},"#.repeat(kib * 57)
+        );
+        both(criterion, &format!("stripe {kib} KiB"), &source, body.into())?;
+    }
+    Ok(())
+}
+
+fn both(criterion: &mut Criterion, name: &str, source: &Arc<Source>, body: Bytes) -> Result<()> {
+    let request = Signed::new(source, body)?;
+    let now = Timestamp::now();
+    verify(request.received(), now).map_err(|code| anyhow::anyhow!("{name}: {}", code.as_str()))?;
+    let mut group = criterion.benchmark_group("verify");
+    group.throughput(Throughput::Bytes(request.body.len() as u64));
+    group.bench_function(name, |bencher| {
+        let received = || request.received();
+        bencher.iter_batched(received, |received| black_box(verify(received, now)), BatchSize::SmallInput);
+    });
+    group.finish();
+    let mut group = criterion.benchmark_group("identify");
+    group.bench_function(name, |bencher| {
+        let verified = || verify(request.received(), now);
+        let identify = |verified| black_box(Result::map(verified, identify));
+        bencher.iter_batched(verified, identify, BatchSize::SmallInput);
+    });
+    group.finish();
+    Ok(())
+}
+
+fn source(preset: &str) -> Result<Source> {
+    let scheme = Scheme::preset(preset).context("no such preset")?;
+    let key = scheme.key(SECRET).map_err(anyhow::Error::msg)?;
+    Ok(Source::new("bench", scheme, vec![key]))
+}
+
+/// A request that can be made again and again.
+struct Signed {
+    source: Arc<Source>,
+    head: http::request::Parts,
+    body: Bytes,
+}
+
+impl Signed {
+    fn new(source: &Arc<Source>, body: Bytes) -> Result<Self> {
+        let key = source.keys.first().context("a source without a key")?;
+        let (now, public_url) = (Timestamp::now(), None);
+        let draft = Draft { method: &Method::POST, public_url, path: PATH, body: &body, id: None, now };
+        let signed = sign(&source.scheme, key, &draft).map_err(anyhow::Error::msg)?;
+        let mut head = Request::post(PATH).body(())?.into_parts().0;
+        head.headers.extend(signed.headers);
+        Ok(Self { source: Arc::clone(source), head, body })
+    }
+
+    fn received(&self) -> Received {
+        let (source, head) = (Arc::clone(&self.source), self.head.clone());
+        Received { source, head, body: self.body.clone() }
+    }
+}
+
+/// The parts of a gateway that talk to the stores.
+struct Gateway {
+    source: Arc<Source>,
+    event: Event,
+    recorder: Recorder,
+    tier: FastTier,
+}
+
+fn store_stages(criterion: &mut Criterion) -> Result<()> {
+    let stores = Stores::start(&StoresOptions::default())?;
+    stores.postgres.create_database(DATABASE)?;
+    let config = settings(&stores)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let gateway = runtime.block_on(Gateway::start(&config))?;
+    let mut group = criterion.benchmark_group("record");
+    for events in [1, 16, 64, 128] {
+        group.throughput(Throughput::Elements(events));
+        group.bench_function(BenchmarkId::from_parameter(events), |bencher| {
+            bencher.iter_custom(|rounds| runtime.block_on(gateway.record(events, rounds)));
+        });
+    }
+    group.finish();
+    let mut group = criterion.benchmark_group("claim");
+    for claims in [1, 64] {
+        group.throughput(Throughput::Elements(claims));
+        group.bench_function(BenchmarkId::from_parameter(claims), |bencher| {
+            bencher.iter_custom(|rounds| runtime.block_on(gateway.claim(claims, rounds)));
+        });
+    }
+    group.finish();
+    Ok(())
+}
+
+fn settings(stores: &Stores) -> Result<Config> {
+    let (postgres, redis) = (stores.postgres.url(DATABASE), stores.redis.url());
+    let text = format!(
+        r#"
+[postgres]
+url = "{postgres}"
+[fast_tier]
+url = "{redis}"
+prefix = "stages:"
+timeout = "1s"
+[source.bench]
+provider = "stripe"
+secrets = ["{SECRET}"]
+effect = "fx.apply"
+effect_parallel = true
+"#
+    );
+    let path = stores.folder().path().join("hapax.toml");
+    std::fs::write(&path, text)?;
+    let loaded = Config::load(&path).map_err(|problems| anyhow::Error::msg(config::report(&problems)))?;
+    Ok(loaded.config)
+}
+
+impl Gateway {
+    async fn start(config: &Config) -> Result<Self> {
+        let mut database = db::connect(&config.postgres).await?;
+        db::migrate(&mut database).await?;
+        database.batch_execute(EFFECT).await?;
+        let (tasks, metrics) = (Tasks::default(), Arc::new(Metrics::new()));
+        let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
+        let tier = FastTier::start(&config.fast_tier, heartbeat, &metrics, &tasks)?;
+        let source = Arc::clone(config.sources.get("bench").context("no source")?);
+        let sources = config.sources.values().map(AsRef::as_ref);
+        let pool = db::pool(&config.postgres)?;
+        let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
+        let event = event(&source)?;
+        let gateway = Self { source, event, recorder, tier };
+        gateway.wait_for_redis().await?;
+        Ok(gateway)
+    }
+
+    async fn wait_for_redis(&self) -> Result<()> {
+        let since = Instant::now();
+        while !matches!(self.tier.claim(&self.fresh().key, WAIT).await, Ok(Claim::Held(_))) {
+            ensure!(since.elapsed() < WAIT, "Redis does not answer");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// The same event under another id.
+    fn fresh(&self) -> Event {
+        let id = fresh_id();
+        let key = EventKey::of(&self.source.name, &self.source.scope, &id);
+        Event { key, id, ..self.event.clone() }
+    }
+
+    /// The time that `rounds` batches take, one after the other.
+    async fn record(&self, events: u64, rounds: u64) -> Duration {
+        let mut took = Duration::ZERO;
+        for _ in 0..rounds {
+            let events: Vec<_> = (0..events).map(|_| Arc::new(self.fresh())).collect();
+            let started = Instant::now();
+            let deadline = started + WAIT;
+            let record = |event| self.recorder.record(&self.source, event, deadline, How::Batched);
+            let recorded = join_all(events.iter().map(record)).await;
+            took += started.elapsed();
+            assert!(recorded.iter().all(Result::is_ok), "an event is not recorded");
+        }
+        took
+    }
+
+    /// The time that `rounds` times `claims` claims at once take.
+    async fn claim(&self, claims: u64, rounds: u64) -> Duration {
+        let mut took = Duration::ZERO;
+        for _ in 0..rounds {
+            let keys: Vec<_> = (0..claims).map(|_| self.fresh().key).collect();
+            let started = Instant::now();
+            let claimed = join_all(keys.iter().map(|key| self.tier.claim(key, WAIT))).await;
+            took += started.elapsed();
+            assert!(claimed.iter().all(|claim| matches!(claim, Ok(Claim::Held(_)))), "a claim is not held");
+        }
+        took
+    }
+}
+
+/// An event as the path makes it.
+fn event(source: &Arc<Source>) -> Result<Event> {
+    let sample = source.scheme.sample(&fresh_id(), Timestamp::now()).context("no sample")?;
+    let request = Signed::new(source, sample.into())?;
+    let identified = verify(request.received(), Timestamp::now()).and_then(identify);
+    let (_source, event) = identified
+        .map(Identified::into_parts)
+        .map_err(|code| anyhow::anyhow!("the sample is refused: {}", code.as_str()))?;
+    Ok(event)
+}

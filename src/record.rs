@@ -258,7 +258,11 @@ impl Outcome {
             Self::Rejected => recorded(Verdict::Rejected),
             Self::Known(digest) => recorded(Verdict::Known(digest)),
             Self::Failed { sqlstate, message } => {
-                let cause = format!("{message} (SQLSTATE {sqlstate})");
+                let cause = match sqlstate.get(..2) {
+                    // "invalid input syntax for type integer: …": such a message quotes the body.
+                    Some("22") => format!("the effect could not read the event's data (SQLSTATE {sqlstate})"),
+                    _ => format!("{message} (SQLSTATE {sqlstate})"),
+                };
                 Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
             }
             Self::Locked => Err(RecordError::new(

@@ -160,18 +160,18 @@ async fn no_secret_is_told_to_anybody() -> Result<()> {
     }
     // An effect that fails, a body that is none, a token that is right and one that is wrong.
     let failing = event("evt_2", r#""do":"raise","x":"CANARY-body""#);
-    let signature_two = stripe_signature("whsec_CANARY-secret", &failing, 0);
-    assert_eq!(
-        client.post("/in/stripe", &[("stripe-signature", &signature_two)], failing).await?.status,
-        503
-    );
+    let unreadable = event("evt_3", r#""do":"sleep","seconds":"CANARY-body""#);
+    for body in [failing, unreadable] {
+        let signature = stripe_signature("whsec_CANARY-secret", &body, 0);
+        assert_eq!(client.post("/in/stripe", &[("stripe-signature", &signature)], body).await?.status, 503);
+    }
     let token = [("x-gitlab-token", "CANARY-token"), ("idempotency-key", "delivery-1")];
     assert_eq!(client.post("/in/gitlab", &token, "CANARY-body").await?.status, 200);
     assert_eq!(client.post("/in/gitlab", &[("x-gitlab-token", "CANARY-toke")], "x").await?.status, 401);
     let mut broken = Raw::connect(gateway.listen()?).await?;
     broken.write(b"POST /in/stripe HTTP/1.1\r\nAuthorization CANARY-bearer\r\n\r\n").await?;
     broken.read_to_end().await?;
-    request_lines(&gateway, 7).await?;
+    request_lines(&gateway, 8).await?;
 
     let Numbers(metrics) = Numbers::of(&gateway).await?;
     let lines = gateway.lines().join("\n");

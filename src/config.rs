@@ -254,6 +254,8 @@ pub struct Source {
     pub scheme: Arc<Scheme>,
     /// `secrets = [...]`, decoded; any may match.
     pub keys: Vec<Key>,
+    /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
+    pub handshake_secrets: BTreeMap<String, Key>,
     /// What providers were given as the base of the URL; the server's unless the source has its own.
     pub public_url: Option<String>,
     /// `scope = "-"`: the literal part of the key.
@@ -290,6 +292,7 @@ impl Source {
             name: name.into(),
             scheme,
             keys,
+            handshake_secrets: BTreeMap::new(),
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,

@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout_at;
 
 use crate::body;
+use crate::challenge;
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{self, Config, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
@@ -99,19 +100,9 @@ impl Gateway {
         respond::respond(trace.source.as_deref(), &result, self.server.retry_after)
     }
 
-    fn source(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Arc<Source>, Failure> {
-        let refuse = |code| Err(Failure::new(Stage::Accept, code));
-        let Some(source) = path.strip_prefix("/in/").and_then(|name| self.sources.get(name)) else {
-            return refuse(Code::UnknownSource);
-        };
-        if method != Method::POST {
-            return refuse(Code::MethodNotAllowed);
-        }
-        if headers.get(EXPECT).is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-        {
-            return refuse(Code::ExpectationFailed);
-        }
-        Ok(Arc::clone(source))
+    fn source(&self, path: &str) -> Result<Arc<Source>, Failure> {
+        let source = path.strip_prefix("/in/").and_then(|name| self.sources.get(name));
+        source.map(Arc::clone).ok_or_else(|| Failure::new(Stage::Accept, Code::UnknownSource))
     }
 
     /// Delivers an event once: joins a delivery of it that is under way, or leads one in a task of its own.
@@ -232,8 +223,9 @@ async fn run(
     let overloaded = |_| Failure::new(Stage::Accept, Code::Overloaded);
     let _permit = gateway.requests.try_acquire().map_err(overloaded)?;
     let (head, body) = request.into_parts();
-    let source = gateway.source(&head.method, head.uri.path(), &head.headers)?;
+    let source = gateway.source(head.uri.path())?;
     trace.source = Some(Arc::clone(&source));
+    admit(&source, &head.method, &head.headers)?;
     let deadline = started + source.deadline;
 
     let body_deadline = started + gateway.server.body_timeout;
@@ -242,8 +234,14 @@ async fn run(
     trace.body_bytes = received.body.len();
 
     let verifying = Instant::now();
+    if let Some(reply) = challenge::unsigned(&received).map_err(refused_handshake)? {
+        return Ok(Outcome::Handshake(Arc::new(reply)));
+    }
     let verified =
         verify(received, jiff::Timestamp::now()).map_err(|code| Failure::new(Stage::Verify, code))?;
+    if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
+        return Ok(Outcome::Handshake(Arc::new(reply)));
+    }
     let identified = identify(verified).map_err(|code| Failure::new(Stage::Identify, code))?;
     trace.verify = verifying.elapsed();
     let (source, event) = Identified::into_parts(identified);
@@ -255,6 +253,22 @@ async fn run(
     let delivered = gateway.once(source, event, deadline).await;
     trace.deliver = delivering.elapsed();
     delivered
+}
+
+/// Whether the source takes such a request at all.
+fn admit(source: &Source, method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
+    let refuse = |code| Err(Failure::new(Stage::Accept, code));
+    if method != Method::POST && !source.scheme.answers(method) {
+        return refuse(Code::MethodNotAllowed);
+    }
+    if headers.get(EXPECT).is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return refuse(Code::ExpectationFailed);
+    }
+    Ok(())
+}
+
+fn refused_handshake(code: Code) -> Failure {
+    Failure::new(Stage::Challenge, code)
 }
 
 /// The event is committed: with this body, or with another one.

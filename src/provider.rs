@@ -5,18 +5,17 @@
 //! with the line. Invariant: what decides about trust (algorithm, labels, places) comes from here, never from a
 //! request; no request is seen here.
 
+pub(crate) mod handshake;
 mod key;
 pub(crate) mod place;
 mod reading;
 pub(crate) mod signature;
 pub(crate) mod template;
-#[cfg(test)]
-mod vectors;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
+use http::{HeaderName, Method};
 use jiff::Timestamp;
 
 use crate::config::Tolerance;
@@ -25,33 +24,30 @@ use crate::settings::{File, Severity};
 
 pub use key::Key;
 
+use handshake::Handshakes;
 use key::KeyRule;
 use place::{Place, Rule};
 use signature::{Hash, SigRule, TsFrom, TsRule};
 use template::{Piece, Template};
 
-/// The embedded presets, by name.
-const PRESETS: &[(&str, &str)] = &[
-    ("github", include_str!("../config/providers/github.toml")),
-    ("gitlab", include_str!("../config/providers/gitlab.toml")),
-    ("gitlab-token", include_str!("../config/providers/gitlab-token.toml")),
-    ("shopify", include_str!("../config/providers/shopify.toml")),
-    ("slack", include_str!("../config/providers/slack.toml")),
-    ("standard-webhooks", include_str!("../config/providers/standard-webhooks.toml")),
-    ("stripe", include_str!("../config/providers/stripe.toml")),
-    ("svix", include_str!("../config/providers/svix.toml")),
-];
-const PRESET_NAMES: [&str; PRESETS.len()] = {
-    let mut names = [""; PRESETS.len()];
-    let mut rest = PRESETS;
-    let mut left: &mut [&str] = &mut names;
-    while let ([(name, _), tail @ ..], [first, others @ ..]) = (rest, left) {
-        *first = name;
-        rest = tail;
-        left = others;
-    }
-    names
-};
+/// Embeds `config/providers/NAME.toml` for each name; a preset is parsed when somebody uses it.
+macro_rules! presets {
+    ($($name:literal,)*) => {
+        const PRESET_NAMES: &[&str] = &[$($name,)*];
+        const PRESET_TEXTS: &[&str] = &[$(include_str!(concat!("../config/providers/", $name, ".toml")),)*];
+    };
+}
+
+presets! {
+    "github",
+    "gitlab",
+    "gitlab-token",
+    "shopify",
+    "slack",
+    "standard-webhooks",
+    "stripe",
+    "svix",
+}
 
 /// How a provider signs, where ids stand, and what is known about it.
 #[derive(Debug)]
@@ -69,6 +65,7 @@ pub struct Scheme {
     /// Headers that may stand in a request only once, or it is refused.
     pub(crate) once: Vec<HeaderName>,
     pub(crate) event: EventRules,
+    pub(crate) handshakes: Handshakes,
     sample: Option<String>,
 }
 
@@ -159,8 +156,7 @@ impl Scheme {
     /// The embedded preset of that name.
     #[must_use]
     pub fn preset(name: &str) -> Option<Arc<Self>> {
-        let (_, text) = PRESETS.iter().find(|(preset, _)| *preset == name)?;
-        let (file, table) = File::parse(name, text);
+        let (file, table) = File::parse(name, Self::preset_text(name)?);
         let scheme = Self::read(name, table);
         let sound = file.take_problems().iter().all(|problem| problem.severity == Severity::Warning);
         scheme.filter(|_| sound).map(Arc::new)
@@ -169,13 +165,14 @@ impl Scheme {
     /// Names of all embedded presets.
     #[must_use]
     pub fn preset_names() -> &'static [&'static str] {
-        &PRESET_NAMES
+        PRESET_NAMES
     }
 
     /// The text of an embedded preset, comments and all.
     #[must_use]
     pub fn preset_text(name: &str) -> Option<&'static str> {
-        PRESETS.iter().find(|(preset, _)| *preset == name).map(|(_, text)| *text)
+        let mut presets = PRESET_NAMES.iter().zip(PRESET_TEXTS);
+        presets.find(|(preset, _)| **preset == name).map(|(_, text)| *text)
     }
 
     /// Turns the text of a secret into a key, as this scheme encodes it.
@@ -231,6 +228,17 @@ impl Scheme {
     #[must_use]
     pub fn key_rule(&self) -> String {
         self.id_rules().collect::<Vec<_>>().join(" | ")
+    }
+
+    /// Whether there is a handshake of that method.
+    #[must_use]
+    pub fn answers(&self, method: &Method) -> bool {
+        self.handshakes.answers(method)
+    }
+
+    /// Names of the secrets that handshakes ask for.
+    pub fn handshake_secrets(&self) -> impl Iterator<Item = &str> {
+        self.handshakes.secrets()
     }
 
     /// Headers that hold a signature or the token itself.

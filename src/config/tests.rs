@@ -865,6 +865,32 @@ fn presets_are_held_against_the_settings() {
 }
 
 #[test]
+fn a_handshakes_secret_is_asked_for_by_name() {
+    let scheme = "\n[scheme.own]\nkind = \"hmac\"\nsign = \"{body}\"\nsig = { from = \"header:x-sig\" }\n\
+                  id = \"json:/id\"\n[[scheme.own.handshake]]\nwhen = { method = \"GET\" }\n\
+                  require = { query = \"t\", secret = \"verify_token\" }\nreply = { status = 200 }";
+    let own = |more: &str| with_presets(&format!("source.a.provider = \"own\"\n{more}{scheme}"));
+    let (right, wrong) = ("{ verify_token = \"canary\" }", "{ verify_tokn = \"canary\" }");
+    assert_eq!(own(&format!("source.a.handshake_secrets = {right}")), "");
+    for (given, expected) in [
+        ("", "warning: source.a.handshake_secrets: verify_token is missing: without it"),
+        (
+            &*format!("source.a.handshake_secrets = {wrong}"),
+            "error: source.a.handshake_secrets.verify_tokn: no handshake",
+        ),
+        ("source.a.handshake_secrets = { verify_token = \"\" }", "verify_token: the literal secret is empty"),
+        ("source.a.handshake_secrets = { verify_token = 7 }", "verify_token: found a bare number"),
+        ("source.a.handshake_secrets = \"canary\"", "expected a table"),
+    ] {
+        let said = own(given);
+        assert!(said.contains(expected), "{given}: {said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
+    let said = with_presets(&format!("source.a.handshake_secrets = {right}"));
+    assert!(said.contains("no handshake asks for it; this provider's ask for none"), "{said}");
+}
+
+#[test]
 fn slack_can_be_answered_in_time() {
     let times = "server.deadline = \"2s\"\nserver.body_timeout = \"1s\"\nin_flight.wait = \"500ms\"\n\
                  postgres.record_timeout = \"1200ms\"\npostgres.statement_timeout = \"800ms\"\n";

@@ -5,6 +5,7 @@ pub mod client;
 pub mod dev;
 pub mod migrate;
 pub mod send;
+pub mod verify;
 
 use std::fmt::Display;
 use std::io::Write as _;

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::load::{Checked, Loaded, check, report};
+pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::provider::{Key, Scheme};
 
 /// The complete default, with every key, its unit and its meaning.
@@ -246,7 +246,7 @@ pub struct Retention {
 }
 
 /// `[source.NAME]`: one endpoint, `POST /in/NAME`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Source {
     /// Its name in the path, the ledger and the metrics.
     pub name: Arc<str>,

@@ -76,6 +76,11 @@ macro_rules! codes {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
+            /// What it means, in a sentence for the operator.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => $doc,)* }
+            }
         }
     };
 }

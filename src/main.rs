@@ -54,6 +54,8 @@ enum Command {
     Dev(commands::dev::Options),
     /// Sign an event and send it.
     Send(commands::send::Options),
+    /// Tell why a request is accepted or refused, or run a file of test vectors.
+    Verify(commands::verify::Options),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Migrate { file } => commands::migrate::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
+        Command::Verify(options) => commands::verify::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

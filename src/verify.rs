@@ -93,7 +93,8 @@ fn refuse_repeated(scheme: &Scheme, headers: &HeaderMap) -> Result<(), Code> {
     if scheme.once.iter().any(repeated) { Err(Code::HeaderRepeated) } else { Ok(()) }
 }
 
-fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, str>>, Code> {
+/// All texts at the places of the signature.
+pub(crate) fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, str>>, Code> {
     let mut texts = Vec::with_capacity(rule.from.len());
     for place in &rule.from {
         match place {
@@ -114,7 +115,7 @@ fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, 
 }
 
 /// The signatures offered, still encoded: at least one, at most [`CANDIDATES_MAX`].
-fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Result<Vec<&'t str>, Code> {
+pub(crate) fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Result<Vec<&'t str>, Code> {
     let mut found = Vec::new();
     for item in texts.iter().flat_map(|text| rule.items(text)) {
         let value = match &rule.labels {
@@ -135,7 +136,7 @@ fn labelled<'t>(labels: &Labels, item: &'t str, wanted: impl Fn(&str) -> bool) -
 }
 
 /// The timestamp's received characters; `None` only if it may be missing.
-fn timestamp<'t>(
+pub(crate) fn timestamp<'t>(
     rule: &TsRule,
     sig: &'t SigRule,
     parts: &Parts<'t>,
@@ -189,7 +190,7 @@ fn stamp(scheme: &Scheme, time: Option<&str>) -> Result<Option<Stamp>, Code> {
 }
 
 /// The first id header that is there, and its rule. The scheme's reader has seen to it that each rule is a header.
-fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize, Cow<'a, str>), Code> {
+pub(crate) fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize, Cow<'a, str>), Code> {
     for (index, rule) in scheme.event.ids.iter().enumerate() {
         let Some(place) = rule.places.first() else { continue };
         match parts.read(place) {

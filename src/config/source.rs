@@ -173,7 +173,7 @@ struct Schemes<'a> {
     providers: &'a Providers<'a>,
 }
 
-fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Scheme>>> {
+pub(super) fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Scheme>>> {
     let read = |(name, table): (String, Table)| {
         check_name(&table, &name, "scheme");
         let scheme = Scheme::read(&name, table).map(Arc::new);

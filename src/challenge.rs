@@ -95,10 +95,7 @@ fn triggered(when: Option<&When>, parts: &Parts<'_>) -> Result<bool, Code> {
 
 fn permitted(require: Option<&Require>, source: &Source, parts: &Parts<'_>) -> Result<(), Code> {
     let Some(Require { place, secret }) = require else { return Ok(()) };
-    let given = match parts.read(place) {
-        Ok(Some(text)) => text,
-        Ok(None) | Err(_) => return Err(Code::HandshakeRefused),
-    };
+    let Ok(Some(given)) = parts.read(place) else { return Err(Code::HandshakeRefused) };
     let wanted = source.handshake_secrets.get(secret).and_then(Key::as_token);
     match wanted.map(|wanted| bool::from(wanted.ct_eq(given.as_bytes()))) {
         Some(true) => Ok(()),

@@ -54,6 +54,8 @@ enum Command {
     Dev(commands::dev::Options),
     /// Sign an event and send it.
     Send(commands::send::Options),
+    /// List the presets, or show one with what is known of the provider.
+    Providers(commands::providers::Options),
     /// Tell why a request is accepted or refused, or run a file of test vectors.
     Verify(commands::verify::Options),
 }
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Command::Migrate { file } => commands::migrate::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
+        Command::Providers(options) => commands::providers::run(&options),
         Command::Verify(options) => commands::verify::run(&options),
     };
     match done {

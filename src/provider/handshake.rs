@@ -91,7 +91,7 @@ impl Handshakes {
         if handshakes.list.iter().any(hmac) {
             match kind {
                 Some(Kind::Hmac { sign, .. }) => {
-                    handshakes.signs_bare_tokens = signs_bare_tokens(table, sign)
+                    handshakes.signs_bare_tokens = signs_bare_tokens(table, sign);
                 }
                 Some(Kind::Token) => {
                     table.error(

@@ -3,3 +3,4 @@
 mod dev;
 mod harness;
 mod once;
+mod verify;

@@ -55,6 +55,7 @@ enum Verdict {
 pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier: &FastTier) -> Told {
     let received = received(source, raw);
     let (key, verdict) = verdict(&received, now);
+    let key = key.or_else(|| key_beside_the_clock(&received, &verdict, now));
     let mut told = Told { accepted: !matches!(verdict, Verdict::Refused(_)), lines: Vec::new() };
     match &verdict {
         Verdict::Handshake(reply) => told.line("accepted", format!("a handshake, answered {}", reply.status)),
@@ -100,6 +101,19 @@ fn verdict(received: &Received, now: Timestamp) -> (Option<usize>, Verdict) {
     }
 }
 
+/// Which secret matched, where only the time was wrong.
+fn key_beside_the_clock(received: &Received, verdict: &Verdict, now: Timestamp) -> Option<usize> {
+    match verdict {
+        Verdict::Refused(Code::TimestampStale | Code::TimestampFuture) => {
+            let mut timeless = received.source.as_ref().clone();
+            timeless.tolerance = Some(Tolerance::Off);
+            let timeless = Received { source: Arc::new(timeless), ..again(received) };
+            verify::verify(timeless, now).ok().map(|verified| verified.key())
+        }
+        _ => None,
+    }
+}
+
 fn verified_verdict(verified: Verified) -> Verdict {
     match challenge::signed(&verified) {
         Ok(Some(reply)) => Verdict::Handshake(reply),
@@ -123,8 +137,8 @@ pub(super) fn again(received: &Received) -> Received {
 fn tell_request(told: &mut Told, received: &Received) {
     let path = received.head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     let (method, length) = (&received.head.method, received.body.len());
-    told.line("request", format!("{method} {}, body of {length} bytes", capped(path)));
     let source = &received.source;
+    told.line("request", format!("{method} {}, body of {length} bytes", target(&source.scheme, path)));
     if received.head.uri.path() != format!("/in/{}", source.name) {
         told.line(
             "note",
@@ -140,6 +154,15 @@ fn tell_request(told: &mut Told, received: &Received) {
             "note",
             format!("the body is larger than body_max, {} bytes: it would be answered 413", source.body_max),
         );
+    }
+}
+
+/// Path and query; the query only where it can hold no secret.
+fn target(scheme: &Scheme, path: &str) -> String {
+    let secret = matches!(scheme.kind, Kind::Token) || scheme.handshake_secrets().next().is_some();
+    match path.split_once('?') {
+        Some((path, query)) if secret => format!("{}?({} bytes, not shown)", capped(path), query.len()),
+        _ => capped(path),
     }
 }
 
@@ -217,9 +240,10 @@ fn tell_time<'t>(
         Tolerance::Off => "not checked against the clock".to_owned(),
         Tolerance::Within(limit) => format!("tolerance {}", show_duration(limit)),
     };
-    let stamp = rule.unit.parse(&time).and_then(|stamp| Timestamp::from_millisecond(stamp.millis).ok());
+    let stamp = rule.unit.parse(&time).map(|stamp| Timestamp::from_millisecond(stamp.millis));
     let read = match stamp {
-        Some(stamp) => format!("{stamp}, {} the clock {now:.0}; {tolerance}", distance(stamp, now)),
+        Some(Err(_)) => format!("thousands of years ahead of the clock {now:.0}; {tolerance}"),
+        Some(Ok(stamp)) => format!("{stamp}, {} the clock {now:.0}; {tolerance}", distance(stamp, now)),
         None if rule.unit == Unit::Opaque => "not to be read".to_owned(),
         None => "not a timestamp of this scheme".to_owned(),
     };

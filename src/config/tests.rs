@@ -846,6 +846,16 @@ fn presets_are_held_against_the_settings() {
             "warning: source.a.provider: this provider's signature does not cover the event id",
         ),
         (provider("slack"), "error: source.a.deadline: the deadline is 5s, and slack waits 3s for an answer"),
+        (provider("linear"), "warning: source.a.deadline: the deadline is 5s, and linear waits 5s"),
+        (provider("meta"), "warning: source.a.handshake_secrets: verify_token is missing"),
+        (
+            provider("airwallex") + "\nretention.ledger = \"2d\"\nretention.body = \"1d\"",
+            "error: source.a.provider: retention.ledger is 2d, and airwallex retries for 3d",
+        ),
+        (
+            provider("workos") + "\nretention.ledger = \"2d\"\nretention.body = \"1d\"",
+            "warning: source.a.provider: retention.ledger is 2d, and workos retries for 3d",
+        ),
         (provider("stripe") + "\nretention.ledger = \"29d\"", "can be resent by hand for 30d"),
         (provider("stripe") + "\nretention.ledger = \"2d\"", "stripe retries for 3d"),
         (

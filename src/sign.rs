@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const SECRET: &str = "whsec_aGFwYXgtdGVzdC1zZWNyZXQtb2YtMzItYnl0ZXMh";
     const URL: &str = "https://hooks.example.com";
     const PATH: &str = "/in/test?a=%20b";
 

@@ -7,6 +7,8 @@
 mod marker;
 mod redis;
 
+pub(crate) use self::redis::redis_key;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

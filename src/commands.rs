@@ -4,8 +4,10 @@ pub mod check;
 pub mod client;
 pub mod dev;
 pub mod migrate;
+pub mod providers;
 pub mod ready;
 pub mod send;
+pub mod verify;
 
 use std::fmt::Display;
 use std::io::Write as _;

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::load::{Checked, Loaded, check, report};
+pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::provider::{Key, Scheme};
 
 /// The complete default, with every key, its unit and its meaning.
@@ -246,7 +246,7 @@ pub struct Retention {
 }
 
 /// `[source.NAME]`: one endpoint, `POST /in/NAME`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Source {
     /// Its name in the path, the ledger and the metrics.
     pub name: Arc<str>,
@@ -254,6 +254,8 @@ pub struct Source {
     pub scheme: Arc<Scheme>,
     /// `secrets = [...]`, decoded; any may match.
     pub keys: Vec<Key>,
+    /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
+    pub handshake_secrets: BTreeMap<String, Key>,
     /// What providers were given as the base of the URL; the server's unless the source has its own.
     pub public_url: Option<String>,
     /// `scope = "-"`: the literal part of the key.
@@ -290,6 +292,7 @@ impl Source {
             name: name.into(),
             scheme,
             keys,
+            handshake_secrets: BTreeMap::new(),
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,

@@ -10,6 +10,8 @@ pub enum Stage {
     Body,
     /// Checking the signature.
     Verify,
+    /// A handshake of the provider.
+    Challenge,
     /// Finding the event's id.
     Identify,
     /// The fast tier.
@@ -26,6 +28,7 @@ impl Stage {
             Self::Accept => "accept",
             Self::Body => "body",
             Self::Verify => "verify",
+            Self::Challenge => "challenge",
             Self::Identify => "identify",
             Self::Claim => "claim",
             Self::Record => "record",
@@ -73,6 +76,11 @@ macro_rules! codes {
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
+            /// What it means, in a sentence for the operator.
+            #[must_use]
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => $doc,)* }
+            }
         }
     };
 }
@@ -95,6 +103,8 @@ codes! {
     TimestampStale "timestamp_stale" "A timestamp older than the tolerance.",
     TimestampFuture "timestamp_future" "A timestamp ahead of the clock by more than the tolerance.",
     SignedPartMissing "signed_part_missing" "Something that the scheme signs is not in the request.",
+    HandshakeRefused "handshake_refused" "A handshake whose sender does not know the source's secret for it, or a body that a handshake could have had signed.",
+    HandshakeMalformed "handshake_malformed" "A GET or HEAD that is no handshake of the provider, or a handshake whose token is missing or has the wrong shape.",
     IdMissing "id_missing" "No rule of the source yields an id.",
     IdAmbiguous "id_ambiguous" "The id stands there more than once.",
     IdTooLong "id_too_long" "The id is longer than the limit.",

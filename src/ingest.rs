@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 use crate::body;
+use crate::challenge::{self, Reply};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{self, Config, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
@@ -49,6 +50,14 @@ pub struct Gateway {
     nowhere: Arc<str>,
     log: Log,
     tasks: Tasks,
+}
+
+/// What a request turned out to be, in front of the boundary.
+enum Arrived {
+    /// An event, to be delivered.
+    Event(Arc<Source>, Arc<Event>),
+    /// A provider's question, answered without a store.
+    Handshake(Arc<Reply>),
 }
 
 /// What the log line tells beside the result; filled as far as the request came.
@@ -118,7 +127,8 @@ impl Gateway {
         let source = visit.trace.source.clone();
         let result = match received {
             Err(failure) => visit.end(Err(failure)),
-            Ok((source, event)) => {
+            Ok(Arrived::Handshake(reply)) => visit.end(Ok(Outcome::Handshake(reply))),
+            Ok(Arrived::Event(source, event)) => {
                 if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
                     visit.end(Ok(known(&event, committed, Tier::Memory)))
                 } else {
@@ -136,19 +146,9 @@ impl Gateway {
         respond::respond(source.as_deref(), &result, self.server.retry_after)
     }
 
-    fn source(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Arc<Source>, Failure> {
-        let refuse = |code| Err(Failure::new(Stage::Accept, code));
-        let Some(source) = path.strip_prefix("/in/").and_then(|name| self.sources.get(name)) else {
-            return refuse(Code::UnknownSource);
-        };
-        if method != Method::POST {
-            return refuse(Code::MethodNotAllowed);
-        }
-        if headers.get(EXPECT).is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-        {
-            return refuse(Code::ExpectationFailed);
-        }
-        Ok(Arc::clone(source))
+    fn source(&self, path: &str) -> Result<Arc<Source>, Failure> {
+        let source = path.strip_prefix("/in/").and_then(|name| self.sources.get(name));
+        source.map(Arc::clone).ok_or_else(|| Failure::new(Stage::Accept, Code::UnknownSource))
     }
 
     /// Delivers an event once: joins a delivery of it that is under way, or leads one.
@@ -311,13 +311,14 @@ async fn receive(
     gateway: &Arc<Gateway>,
     request: Request<Incoming>,
     visit: &mut Visit,
-) -> Result<(Arc<Source>, Arc<Event>), Failure> {
+) -> Result<Arrived, Failure> {
     let overloaded = |_| Failure::new(Stage::Accept, Code::Overloaded);
     visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
-    let source = gateway.source(&head.method, head.uri.path(), &head.headers)?;
+    let source = gateway.source(head.uri.path())?;
     trace.source = Some(Arc::clone(&source));
+    admit(&source, &head.method, &head.headers)?;
 
     let body_deadline = visit.started + gateway.server.body_timeout;
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
@@ -326,14 +327,36 @@ async fn receive(
     trace.body_bytes = received.body.len();
 
     let verifying = Instant::now();
+    if let Some(reply) = challenge::unsigned(&received).map_err(refused_handshake)? {
+        return Ok(Arrived::Handshake(Arc::new(reply)));
+    }
     let verified =
         verify(received, jiff::Timestamp::now()).map_err(|code| Failure::new(Stage::Verify, code))?;
+    if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
+        return Ok(Arrived::Handshake(Arc::new(reply)));
+    }
     let identified = identify(verified).map_err(|code| Failure::new(Stage::Identify, code))?;
     trace.verify = verifying.elapsed();
     let (source, event) = Identified::into_parts(identified);
     let event = Arc::new(event);
     trace.event = Some(Arc::clone(&event));
-    Ok((source, event))
+    Ok(Arrived::Event(source, event))
+}
+
+/// Whether the source takes such a request at all.
+fn admit(source: &Source, method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
+    let refuse = |code| Err(Failure::new(Stage::Accept, code));
+    if method != Method::POST && !source.scheme.answers(method) {
+        return refuse(Code::MethodNotAllowed);
+    }
+    if headers.get(EXPECT).is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        return refuse(Code::ExpectationFailed);
+    }
+    Ok(())
+}
+
+fn refused_handshake(code: Code) -> Failure {
+    Failure::new(Stage::Challenge, code)
 }
 
 /// The event is committed: with this body, or with another one.

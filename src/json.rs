@@ -44,6 +44,12 @@ impl Pointer {
     }
 }
 
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|key| write!(f, "/{}", key.replace('~', "~0").replace('/', "~1")))
+    }
+}
+
 fn unescape(token: &str) -> Option<String> {
     let mut parts = token.split('~');
     let mut key = parts.next()?.to_owned();

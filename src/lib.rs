@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`server`], [`admin`] | connections |
 //! | [`ingest`], [`flight`] | the path itself |
-//! | [`body`], [`verify`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -21,6 +21,7 @@
 
 pub mod admin;
 pub mod body;
+pub mod challenge;
 pub mod claim;
 pub mod commands;
 pub mod config;

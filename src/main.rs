@@ -59,6 +59,10 @@ enum Command {
     Dev(commands::dev::Options),
     /// Sign an event and send it.
     Send(commands::send::Options),
+    /// List the presets, or show one with what is known of the provider.
+    Providers(commands::providers::Options),
+    /// Tell why a request is accepted or refused, or run a file of test vectors.
+    Verify(commands::verify::Options),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +73,8 @@ fn main() -> ExitCode {
         Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
+        Command::Providers(options) => commands::providers::run(&options),
+        Command::Verify(options) => commands::verify::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,18 +5,17 @@
 //! with the line. Invariant: what decides about trust (algorithm, labels, places) comes from here, never from a
 //! request; no request is seen here.
 
+pub(crate) mod handshake;
 mod key;
 pub(crate) mod place;
 mod reading;
 pub(crate) mod signature;
 pub(crate) mod template;
-#[cfg(test)]
-mod vectors;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
+use http::{HeaderName, Method};
 use jiff::Timestamp;
 
 use crate::config::Tolerance;
@@ -25,33 +24,85 @@ use crate::settings::{File, Severity};
 
 pub use key::Key;
 
+use handshake::Handshakes;
 use key::KeyRule;
 use place::{Place, Rule};
 use signature::{Hash, SigRule, TsFrom, TsRule};
 use template::{Piece, Template};
 
-/// The embedded presets, by name.
-const PRESETS: &[(&str, &str)] = &[
-    ("github", include_str!("../config/providers/github.toml")),
-    ("gitlab", include_str!("../config/providers/gitlab.toml")),
-    ("gitlab-token", include_str!("../config/providers/gitlab-token.toml")),
-    ("shopify", include_str!("../config/providers/shopify.toml")),
-    ("slack", include_str!("../config/providers/slack.toml")),
-    ("standard-webhooks", include_str!("../config/providers/standard-webhooks.toml")),
-    ("stripe", include_str!("../config/providers/stripe.toml")),
-    ("svix", include_str!("../config/providers/svix.toml")),
-];
-const PRESET_NAMES: [&str; PRESETS.len()] = {
-    let mut names = [""; PRESETS.len()];
-    let mut rest = PRESETS;
-    let mut left: &mut [&str] = &mut names;
-    while let ([(name, _), tail @ ..], [first, others @ ..]) = (rest, left) {
-        *first = name;
-        rest = tail;
-        left = others;
-    }
-    names
-};
+/// Embeds `config/providers/NAME.toml` for each name; a preset is parsed when somebody uses it.
+macro_rules! presets {
+    ($($name:literal,)*) => {
+        const PRESET_NAMES: &[&str] = &[$($name,)*];
+        const PRESET_TEXTS: &[&str] = &[$(include_str!(concat!("../config/providers/", $name, ".toml")),)*];
+    };
+}
+
+presets! {
+    "adyen-header",
+    "airwallex",
+    "asana",
+    "bigcommerce",
+    "bitbucket",
+    "box",
+    "calendly",
+    "circleci",
+    "coinbase-commerce",
+    "contentful-token",
+    "docusign",
+    "dropbox",
+    "dropbox-sign",
+    "elevenlabs",
+    "generic-sha512-base64",
+    "generic-sha512-hex",
+    "gitea",
+    "github",
+    "gitlab",
+    "gitlab-token",
+    "hub-sha1",
+    "hub-sha512",
+    "intercom",
+    "jira",
+    "lemonsqueezy",
+    "linear",
+    "mailgun",
+    "mailgun-form",
+    "mercadopago",
+    "meta",
+    "modern-treasury",
+    "mollie",
+    "mux",
+    "notion",
+    "okta",
+    "onfido",
+    "openai",
+    "paddle",
+    "pagerduty",
+    "paystack",
+    "razorpay",
+    "revenuecat",
+    "sanity",
+    "sentry",
+    "shopify",
+    "slack",
+    "square",
+    "standard-webhooks",
+    "stripe",
+    "svix",
+    "telegram",
+    "tiktok",
+    "trello",
+    "twitch",
+    "twitter",
+    "typeform",
+    "vercel",
+    "webflow",
+    "woocommerce",
+    "workos",
+    "xero",
+    "zendesk",
+    "zoom",
+}
 
 /// How a provider signs, where ids stand, and what is known about it.
 #[derive(Debug)]
@@ -69,6 +120,7 @@ pub struct Scheme {
     /// Headers that may stand in a request only once, or it is refused.
     pub(crate) once: Vec<HeaderName>,
     pub(crate) event: EventRules,
+    pub(crate) handshakes: Handshakes,
     sample: Option<String>,
 }
 
@@ -159,8 +211,7 @@ impl Scheme {
     /// The embedded preset of that name.
     #[must_use]
     pub fn preset(name: &str) -> Option<Arc<Self>> {
-        let (_, text) = PRESETS.iter().find(|(preset, _)| *preset == name)?;
-        let (file, table) = File::parse(name, text);
+        let (file, table) = File::parse(name, Self::preset_text(name)?);
         let scheme = Self::read(name, table);
         let sound = file.take_problems().iter().all(|problem| problem.severity == Severity::Warning);
         scheme.filter(|_| sound).map(Arc::new)
@@ -169,13 +220,14 @@ impl Scheme {
     /// Names of all embedded presets.
     #[must_use]
     pub fn preset_names() -> &'static [&'static str] {
-        &PRESET_NAMES
+        PRESET_NAMES
     }
 
     /// The text of an embedded preset, comments and all.
     #[must_use]
     pub fn preset_text(name: &str) -> Option<&'static str> {
-        PRESETS.iter().find(|(preset, _)| *preset == name).map(|(_, text)| *text)
+        let mut presets = PRESET_NAMES.iter().zip(PRESET_TEXTS);
+        presets.find(|(preset, _)| **preset == name).map(|(_, text)| *text)
     }
 
     /// Turns the text of a secret into a key, as this scheme encodes it.
@@ -184,10 +236,11 @@ impl Scheme {
     /// What is wrong with it, without the secret.
     pub fn key(&self, secret: &str) -> Result<Key, String> {
         let bytes = self.key.decode(secret)?;
-        Ok(match &self.kind {
+        let key = match &self.kind {
             Kind::Hmac { hash, .. } => Key::hmac(hash.algorithm(), &bytes),
             Kind::Token => Key::token(&bytes),
-        })
+        };
+        Ok(key.noting(self.key.note(secret)))
     }
 
     /// Whether the URL is part of what is signed: the source then needs a public URL.
@@ -220,17 +273,34 @@ impl Scheme {
         self.event.ids.iter().map(|rule| rule.text.as_str())
     }
 
-    /// A body that such a provider could send, with the given id and time in it.
+    /// A body that such a provider could send, with the given id and time in it: `{id}`, and `{now}`, `{now_ms}` or
+    /// `{time}`.
     #[must_use]
     pub fn sample(&self, id: &str, now: Timestamp) -> Option<String> {
         let text = self.sample.as_ref()?;
-        Some(text.replace("{id}", id).replace("{now}", &now.as_second().to_string()))
+        let times = [
+            ("{now}", now.as_second().to_string()),
+            ("{now_ms}", now.as_millisecond().to_string()),
+            ("{time}", format!("{now:.0}")),
+        ];
+        Some(times.iter().fold(text.replace("{id}", id), |text, (name, time)| text.replace(name, time)))
     }
 
     /// What fixes the keys of this scheme's events: a changed text means that old events get new keys.
     #[must_use]
     pub fn key_rule(&self) -> String {
         self.id_rules().collect::<Vec<_>>().join(" | ")
+    }
+
+    /// Whether there is a handshake of that method.
+    #[must_use]
+    pub fn answers(&self, method: &Method) -> bool {
+        self.handshakes.answers(method)
+    }
+
+    /// Names of the secrets that handshakes ask for.
+    pub fn handshake_secrets(&self) -> impl Iterator<Item = &str> {
+        self.handshakes.secrets()
     }
 
     /// Headers that hold a signature or the token itself.
@@ -286,11 +356,16 @@ mod tests {
             let (file, table) = File::parse(name, Scheme::preset_text(name).unwrap());
             let scheme = Scheme::read(name, table).unwrap();
             assert_eq!(file.take_problems(), []);
-            assert!(scheme.facts.answer_deadline.is_some() && scheme.facts.source.is_some(), "{name}");
+            assert!(scheme.facts.source.is_some(), "{name}");
             assert!(Scheme::preset(name).is_some());
         }
         assert!(Scheme::preset("nobody").is_none());
         assert!(Scheme::preset_names().is_sorted());
+        let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/config/providers")).unwrap();
+        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut files: Vec<String> = files.map(|file| file.replace(".toml", "")).collect();
+        files.sort();
+        assert_eq!(files, Scheme::preset_names(), "the folder and the list");
     }
 
     #[test]

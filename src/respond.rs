@@ -1,15 +1,18 @@
 //! The only map from what happened to status, headers, body, log level and metric label.
 //!
 //! Two laws: never 2xx before the commit, and never non-2xx because of something that failed after it. Both hold
-//! because a 2xx is made from [`Outcome`] only, and an outcome exists only for a committed event.
+//! because a 2xx is made from [`Outcome`] only, and an outcome exists only for a committed event, or for a handshake,
+//! which promises nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use http_body_util::Full;
 
+use crate::challenge::Reply;
 use crate::claim::Tier;
 use crate::config::{OnMismatch, Source};
 use crate::error::{Code, Dependency, Stage};
@@ -17,8 +20,8 @@ use crate::error::{Code, Dependency, Stage};
 /// `Hapax-Outcome`: what became of the delivery.
 pub static HAPAX_OUTCOME: HeaderName = HeaderName::from_static("hapax-outcome");
 
-/// A delivery whose event is committed, now or earlier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A delivery whose event is committed, now or earlier; or a handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// By this delivery.
     Accepted,
@@ -28,6 +31,8 @@ pub enum Outcome {
     Mismatch(Tier),
     /// By this delivery, and the effect refused it for good.
     Rejected,
+    /// No event: the provider expects this answer.
+    Handshake(Arc<Reply>),
 }
 
 /// A delivery that ended without a commit.
@@ -66,7 +71,7 @@ pub struct Verdict {
 #[must_use]
 pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
     match result {
-        Ok(Outcome::Accepted | Outcome::Duplicate(_)) => "INFO",
+        Ok(Outcome::Accepted | Outcome::Duplicate(_) | Outcome::Handshake(_)) => "INFO",
         Err(failure) if failure.code == Code::Internal => "ERROR",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
         Ok(Outcome::Mismatch(_) | Outcome::Rejected) | Err(_) => "WARN",
@@ -77,18 +82,21 @@ pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
 #[must_use]
 pub fn verdict(source: Option<&Source>, result: &Result<Outcome, Failure>) -> Verdict {
     match (result, source) {
-        (Ok(outcome), Some(source)) => committed(source, *outcome),
+        (Ok(outcome), Some(source)) => committed(source, outcome),
         (Ok(_), None) => failed(Code::Internal),
         (Err(failure), _) => failed(failure.code),
     }
 }
 
-fn committed(source: &Source, outcome: Outcome) -> Verdict {
+fn committed(source: &Source, outcome: &Outcome) -> Verdict {
     let (outcome, refused) = match outcome {
         Outcome::Accepted => ("accepted", false),
         Outcome::Duplicate(_) => ("duplicate", false),
         Outcome::Rejected => ("rejected", false),
         Outcome::Mismatch(_) => ("mismatch", source.on_mismatch == OnMismatch::Refuse),
+        Outcome::Handshake(reply) => {
+            return Verdict { status: reply.status, outcome: "handshake", code: "none" };
+        }
     };
     if refused {
         return Verdict { outcome, ..failed(Code::Mismatch) };
@@ -112,10 +120,14 @@ fn failed(code: Code) -> Verdict {
         | Code::TimestampMalformed
         | Code::TimestampStale
         | Code::TimestampFuture
-        | Code::SignedPartMissing => (StatusCode::UNAUTHORIZED, "refused"),
-        Code::IdMissing | Code::IdAmbiguous | Code::IdTooLong | Code::IdInvalid | Code::BodyNotJson => {
-            (StatusCode::UNPROCESSABLE_ENTITY, "refused")
-        }
+        | Code::SignedPartMissing
+        | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),
+        Code::HandshakeMalformed
+        | Code::IdMissing
+        | Code::IdAmbiguous
+        | Code::IdTooLong
+        | Code::IdInvalid
+        | Code::BodyNotJson => (StatusCode::UNPROCESSABLE_ENTITY, "refused"),
         Code::Mismatch => (StatusCode::UNPROCESSABLE_ENTITY, "mismatch"),
         Code::InFlight => (StatusCode::CONFLICT, "in_flight"),
         Code::Overloaded
@@ -138,12 +150,34 @@ pub fn respond(
     retry_after: Duration,
 ) -> Response<Full<Bytes>> {
     let verdict = verdict(source, result);
-    let mut response = match source {
-        Some(source) if verdict.code == "none" => acknowledge(source),
+    let mut response = match (result, source) {
+        (Ok(Outcome::Handshake(reply)), _) => handshake(reply),
+        (_, Some(source)) if verdict.code == "none" => acknowledge(source),
         _ => problem(verdict, retry_after),
     };
+    if verdict.status == StatusCode::METHOD_NOT_ALLOWED {
+        response.headers_mut().insert(ALLOW, allowed(source));
+    }
     response.headers_mut().insert(HAPAX_OUTCOME.clone(), HeaderValue::from_static(verdict.outcome));
     response
+}
+
+fn handshake(reply: &Reply) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(reply.body.clone()));
+    *response.status_mut() = reply.status;
+    *response.headers_mut() = reply.headers.clone();
+    response
+}
+
+/// The methods that the source takes.
+fn allowed(source: Option<&Source>) -> HeaderValue {
+    let answers = |method| source.is_some_and(|source| source.scheme.answers(method));
+    HeaderValue::from_static(match (answers(&Method::GET), answers(&Method::HEAD)) {
+        (false, false) => "POST",
+        (true, false) => "POST, GET",
+        (false, true) => "POST, HEAD",
+        (true, true) => "POST, GET, HEAD",
+    })
 }
 
 fn acknowledge(source: &Source) -> Response<Full<Bytes>> {
@@ -165,14 +199,8 @@ fn problem(verdict: Verdict, retry_after: Duration) -> Response<Full<Bytes>> {
     *response.status_mut() = verdict.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    match verdict.status {
-        StatusCode::METHOD_NOT_ALLOWED => {
-            headers.insert(ALLOW, HeaderValue::from_static("POST"));
-        }
-        StatusCode::SERVICE_UNAVAILABLE | StatusCode::CONFLICT => {
-            headers.insert(RETRY_AFTER, HeaderValue::from(retry_after.as_secs().max(1)));
-        }
-        _ => {}
+    if matches!(verdict.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::CONFLICT) {
+        headers.insert(RETRY_AFTER, HeaderValue::from(retry_after.as_secs().max(1)));
     }
     response
 }

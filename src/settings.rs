@@ -519,6 +519,34 @@ impl Table {
         Some(found)
     }
 
+    /// Strings under names that the file chooses: `headers = { X-A = "b" }`.
+    pub fn named_texts(&mut self, key: &'static str) -> Vec<(String, Located<String>)> {
+        let mut found = Vec::new();
+        for (name, place, entry) in self.named(key) {
+            match entry.value {
+                Value::Text(value) => found.push((name, Located { value, place })),
+                other => self.error_at(key, &place, format!("found {}, expected a string", other.kind())),
+            }
+        }
+        found
+    }
+
+    /// Secrets under names that the file chooses.
+    pub fn named_secrets(&mut self, key: &'static str) -> Vec<(String, Located<SecretSource>)> {
+        let named = self.named(key).into_iter();
+        named.filter_map(|(name, place, entry)| Some((name, self.secret_of(key, place, entry)?))).collect()
+    }
+
+    fn named(&mut self, key: &'static str) -> Vec<(String, Place, Entry)> {
+        let Some(inner) = self.table(key) else { return Vec::new() };
+        let place = |name: &str, at| Place { at, key: inner.child(name) };
+        inner
+            .entries
+            .iter()
+            .map(|(name, entry)| (name.clone(), place(name, entry.at), entry.clone()))
+            .collect()
+    }
+
     fn secret_of(&self, key: &str, place: Place, entry: Entry) -> Option<Located<SecretSource>> {
         const WANTED: &str = "\"text\", { env = \"NAME\" } or { file = \"path\" }";
         let kind = entry.value.kind();

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use http::HeaderMap;
 use jiff::Timestamp;
 use ring::hmac;
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 use crate::body::Received;
 use crate::config::{Source, Tolerance};
@@ -27,6 +27,7 @@ const CANDIDATES_MAX: usize = 32;
 #[derive(Debug)]
 pub struct Verified {
     received: Received,
+    key: usize,
     signed_id: Option<usize>,
 }
 
@@ -35,6 +36,12 @@ impl Verified {
     #[must_use]
     pub fn request(&self) -> &Received {
         &self.received
+    }
+
+    /// Which of the source's secrets matched.
+    #[must_use]
+    pub fn key(&self) -> usize {
+        self.key
     }
 
     /// The request, and the one id rule whose header was signed if the scheme signs the id: no other header may name
@@ -49,11 +56,12 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    let signed_id = check(&received, now)?;
-    Ok(Verified { received, signed_id })
+    let (key, signed_id) = check(&received, now)?;
+    Ok(Verified { received, key, signed_id })
 }
 
-fn check(received: &Received, now: Timestamp) -> Result<Option<usize>, Code> {
+/// The secret that matched, and the id rule whose header was signed.
+fn check(received: &Received, now: Timestamp) -> Result<(usize, Option<usize>), Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers)?;
@@ -66,17 +74,17 @@ fn check(received: &Received, now: Timestamp) -> Result<Option<usize>, Code> {
     };
     let stamp = stamp(scheme, time.as_deref())?;
     let id = if scheme.signs_id() { Some(signed_id(scheme, &parts)?) } else { None };
-    match &scheme.kind {
+    let key = match &scheme.kind {
         Kind::Hmac { hash, sign } => {
             let tags = decode(&scheme.sig, *hash, &candidates)?;
             let id_text = id.as_ref().map(|(_, text)| text.as_ref());
             let content = signed_content(sign, &parts, time.as_deref(), id_text)?;
-            check_tags(&source.keys, &content, &tags)?;
+            check_tags(&source.keys, &content, &tags)?
         }
         Kind::Token => check_token(&source.keys, &candidates)?,
-    }
+    };
     check_age(source, stamp, now)?;
-    Ok(id.as_ref().map(|(rule, _)| *rule))
+    Ok((key, id.as_ref().map(|(rule, _)| *rule)))
 }
 
 /// Of two headers with one name, this check and whoever reads the request next might each take another.
@@ -85,7 +93,8 @@ fn refuse_repeated(scheme: &Scheme, headers: &HeaderMap) -> Result<(), Code> {
     if scheme.once.iter().any(repeated) { Err(Code::HeaderRepeated) } else { Ok(()) }
 }
 
-fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, str>>, Code> {
+/// All texts at the places of the signature.
+pub(crate) fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, str>>, Code> {
     let mut texts = Vec::with_capacity(rule.from.len());
     for place in &rule.from {
         match place {
@@ -106,7 +115,7 @@ fn signature_texts<'a>(rule: &SigRule, parts: &Parts<'a>) -> Result<Vec<Cow<'a, 
 }
 
 /// The signatures offered, still encoded: at least one, at most [`CANDIDATES_MAX`].
-fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Result<Vec<&'t str>, Code> {
+pub(crate) fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Result<Vec<&'t str>, Code> {
     let mut found = Vec::new();
     for item in texts.iter().flat_map(|text| rule.items(text)) {
         let value = match &rule.labels {
@@ -127,7 +136,7 @@ fn labelled<'t>(labels: &Labels, item: &'t str, wanted: impl Fn(&str) -> bool) -
 }
 
 /// The timestamp's received characters; `None` only if it may be missing.
-fn timestamp<'t>(
+pub(crate) fn timestamp<'t>(
     rule: &TsRule,
     sig: &'t SigRule,
     parts: &Parts<'t>,
@@ -181,7 +190,7 @@ fn stamp(scheme: &Scheme, time: Option<&str>) -> Result<Option<Stamp>, Code> {
 }
 
 /// The first id header that is there, and its rule. The scheme's reader has seen to it that each rule is a header.
-fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize, Cow<'a, str>), Code> {
+pub(crate) fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize, Cow<'a, str>), Code> {
     for (index, rule) in scheme.event.ids.iter().enumerate() {
         let Some(place) = rule.places.first() else { continue };
         match parts.read(place) {
@@ -244,16 +253,37 @@ fn decode(rule: &SigRule, hash: Hash, candidates: &[&str]) -> Result<Vec<Tag>, C
     if tags.is_empty() { Err(Code::SignatureMalformed) } else { Ok(tags) }
 }
 
+/// Which key matched, found without a branch on what matched.
+#[derive(Default)]
+struct Match {
+    right: u8,
+    key: u64,
+}
+
+impl Match {
+    fn add(&mut self, key: u64, equal: Choice) {
+        self.key.conditional_assign(&key, equal);
+        self.right |= equal.unwrap_u8();
+    }
+
+    fn key(&self) -> Result<usize, Code> {
+        if self.right == 0 {
+            return Err(Code::SignatureMismatch);
+        }
+        usize::try_from(self.key).or(Err(Code::Internal))
+    }
+}
+
 /// Every key is tried on every candidate, so that the time taken does not tell which one matched.
-fn check_tags(keys: &[Key], content: &[Cow<'_, [u8]>], tags: &[Tag]) -> Result<(), Code> {
-    let mut right = Choice::from(0);
-    for key in keys.iter().filter_map(Key::as_hmac) {
+fn check_tags(keys: &[Key], content: &[Cow<'_, [u8]>], tags: &[Tag]) -> Result<usize, Code> {
+    let mut matched = Match::default();
+    for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_hmac()?))) {
         let expected = tag(key, content);
         for tag in tags {
-            right |= expected.as_ref().ct_eq(tag.as_bytes());
+            matched.add(index, expected.as_ref().ct_eq(tag.as_bytes()));
         }
     }
-    if bool::from(right) { Ok(()) } else { Err(Code::SignatureMismatch) }
+    matched.key()
 }
 
 /// The signature of the content.
@@ -265,14 +295,14 @@ pub(crate) fn tag(key: &hmac::Key, content: &[Cow<'_, [u8]>]) -> hmac::Tag {
     signer.sign()
 }
 
-fn check_token(keys: &[Key], candidates: &[&str]) -> Result<(), Code> {
-    let mut right = Choice::from(0);
-    for key in keys.iter().filter_map(Key::as_token) {
+fn check_token(keys: &[Key], candidates: &[&str]) -> Result<usize, Code> {
+    let mut matched = Match::default();
+    for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_token()?))) {
         for candidate in candidates {
-            right |= key.ct_eq(candidate.as_bytes());
+            matched.add(index, key.ct_eq(candidate.as_bytes()));
         }
     }
-    if bool::from(right) { Ok(()) } else { Err(Code::SignatureMismatch) }
+    matched.key()
 }
 
 /// Both ways, inclusive. The last check: a stale time that is reported belongs to a real signature, so it means a

@@ -287,7 +287,8 @@ impl RedisTier {
     }
 }
 
-fn redis_key(prefix: &str, key: &EventKey) -> String {
+/// The key of an event in Redis.
+pub(crate) fn redis_key(prefix: &str, key: &EventKey) -> String {
     let mut text = String::with_capacity(prefix.len() + 22);
     text.push_str(prefix);
     URL_SAFE_NO_PAD.encode_string(key.0, &mut text);

@@ -2,6 +2,7 @@
 //!
 //! Invariant: whatever is wrong, there is at least one problem that says so, with file, line and key.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,7 +11,8 @@ use std::sync::Arc;
 
 use super::Config;
 use super::relations;
-use super::source::Providers;
+use super::source::{self, Providers};
+use crate::provider::Scheme;
 use crate::settings::{self, Problem, Severity, Table};
 
 /// Largest file of settings that is read, in bytes.
@@ -55,6 +57,22 @@ pub fn report(problems: &[Problem]) -> String {
         writeln!(lines, "{problem}").ok();
     }
     lines
+}
+
+/// Reads only the `[scheme.NAME]` tables of a file.
+///
+/// # Errors
+/// Every problem found in them.
+pub fn own_schemes(path: &Path) -> Result<BTreeMap<String, Arc<Scheme>>, Vec<Problem>> {
+    let name = path.display().to_string();
+    let text = read_text(path).map_err(|(line, message)| vec![file_error(&name, line, message)])?;
+    let (file, mut root) = settings::File::parse(&name, &text);
+    let schemes = source::own_schemes(&mut root);
+    let problems = file.take_problems();
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(problems);
+    }
+    Ok(schemes.into_iter().filter_map(|(name, scheme)| Some((name, scheme?))).collect())
 }
 
 impl Config {

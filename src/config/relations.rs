@@ -311,6 +311,12 @@ fn source_sizes(draft: &Draft, source: &Reading) {
     }
 }
 
+/// A number that nobody has checked refuses nothing.
+fn severity(traits: &Traits, fact: &str) -> Severity {
+    let unchecked = traits.facts.unchecked.iter().any(|name| name == fact);
+    if unchecked { Severity::Warning } else { Severity::Error }
+}
+
 /// An answer that comes after the provider gave up makes it send again.
 fn provider_patience(draft: &Draft, source: &Reading, traits: &Traits) {
     let (facts, provider) = (&traits.facts, &traits.name);
@@ -332,7 +338,7 @@ fn provider_patience(draft: &Draft, source: &Reading, traits: &Traits) {
             wait.show(),
             record.show(),
         );
-        tell(&source.table, Severity::Error, "deadline", message);
+        tell(&source.table, severity(traits, "answer_deadline"), "deadline", message);
     }
 }
 
@@ -348,7 +354,7 @@ fn provider_windows(draft: &Draft, source: &Reading, traits: &Traits) {
             "retention.ledger is {shown}, and {provider} retries for {}: its last retries would take effect again",
             show_duration(window)
         );
-        tell(&source.table, Severity::Error, "provider", message);
+        tell(&source.table, severity(traits, "retry_window"), "provider", message);
     }
     if let Some(window) = facts.resend_window.filter(|window| ledger < *window) {
         let message = format!(

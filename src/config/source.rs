@@ -115,6 +115,7 @@ pub(super) struct Reading {
 pub(super) struct Draft {
     pub(super) name: Arc<str>,
     keys: Vec<Key>,
+    handshake_secrets: BTreeMap<String, Key>,
     pub(super) public_url: Option<String>,
     scope: Arc<str>,
     pub(super) effect: Effect,
@@ -137,6 +138,7 @@ impl Reading {
             name: draft.name,
             scheme: self.scheme?,
             keys: draft.keys,
+            handshake_secrets: draft.handshake_secrets,
             public_url: draft.public_url,
             scope: draft.scope,
             effect: draft.effect,
@@ -171,7 +173,7 @@ struct Schemes<'a> {
     providers: &'a Providers<'a>,
 }
 
-fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Scheme>>> {
+pub(super) fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Scheme>>> {
     let read = |(name, table): (String, Table)| {
         check_name(&table, &name, "scheme");
         let scheme = Scheme::read(&name, table).map(Arc::new);
@@ -206,6 +208,7 @@ fn read(
     let draft = Draft {
         name: name.into(),
         keys: keys(&mut table, secrets, scheme.as_deref()),
+        handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
         public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
         scope: scope(&mut table),
         effect_parallel: effect_parallel(&mut table, &effect),
@@ -271,6 +274,34 @@ fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Ve
         }
     }
     keys
+}
+
+fn handshake_secrets(
+    table: &mut Table,
+    secrets: &Secrets<'_>,
+    scheme: Option<&Scheme>,
+) -> BTreeMap<String, Key> {
+    const KEY: &str = "handshake_secrets";
+    let asked: Vec<&str> = scheme.into_iter().flat_map(Scheme::handshake_secrets).collect();
+    let mut found = BTreeMap::new();
+    for (name, secret) in table.named_secrets(KEY) {
+        if scheme.is_some() && !asked.contains(&name.as_str()) {
+            let known = if asked.is_empty() { "none".to_owned() } else { asked.join(", ") };
+            table.error_at(
+                KEY,
+                &secret.place,
+                format!("no handshake asks for it; this provider's ask for {known}"),
+            );
+        }
+        if let Some(text) = secrets.fetch(table, KEY, &secret.place, &secret.value) {
+            found.insert(name, Key::token(text.as_bytes()));
+        }
+    }
+    for name in asked.iter().filter(|name| !found.contains_key(**name) && !table.failed(KEY)) {
+        let message = format!("{name} is missing: without it, this provider's handshake is refused");
+        table.warning(KEY, message);
+    }
+    found
 }
 
 fn scope(table: &mut Table) -> Arc<str> {

@@ -846,6 +846,16 @@ fn presets_are_held_against_the_settings() {
             "warning: source.a.provider: this provider's signature does not cover the event id",
         ),
         (provider("slack"), "error: source.a.deadline: the deadline is 5s, and slack waits 3s for an answer"),
+        (provider("linear"), "warning: source.a.deadline: the deadline is 5s, and linear waits 5s"),
+        (provider("meta"), "warning: source.a.handshake_secrets: verify_token is missing"),
+        (
+            provider("airwallex") + "\nretention.ledger = \"2d\"\nretention.body = \"1d\"",
+            "error: source.a.provider: retention.ledger is 2d, and airwallex retries for 3d",
+        ),
+        (
+            provider("workos") + "\nretention.ledger = \"2d\"\nretention.body = \"1d\"",
+            "warning: source.a.provider: retention.ledger is 2d, and workos retries for 3d",
+        ),
         (provider("stripe") + "\nretention.ledger = \"29d\"", "can be resent by hand for 30d"),
         (provider("stripe") + "\nretention.ledger = \"2d\"", "stripe retries for 3d"),
         (
@@ -862,6 +872,32 @@ fn presets_are_held_against_the_settings() {
         let said = with_presets(&case);
         assert!(said.contains(expected), "{case}: no {expected:?} in {said}");
     }
+}
+
+#[test]
+fn a_handshakes_secret_is_asked_for_by_name() {
+    let scheme = "\n[scheme.own]\nkind = \"hmac\"\nsign = \"{body}\"\nsig = { from = \"header:x-sig\" }\n\
+                  id = \"json:/id\"\n[[scheme.own.handshake]]\nwhen = { method = \"GET\" }\n\
+                  require = { query = \"t\", secret = \"verify_token\" }\nreply = { status = 200 }";
+    let own = |more: &str| with_presets(&format!("source.a.provider = \"own\"\n{more}{scheme}"));
+    let (right, wrong) = ("{ verify_token = \"canary\" }", "{ verify_tokn = \"canary\" }");
+    assert_eq!(own(&format!("source.a.handshake_secrets = {right}")), "");
+    for (given, expected) in [
+        ("", "warning: source.a.handshake_secrets: verify_token is missing: without it"),
+        (
+            &*format!("source.a.handshake_secrets = {wrong}"),
+            "error: source.a.handshake_secrets.verify_tokn: no handshake",
+        ),
+        ("source.a.handshake_secrets = { verify_token = \"\" }", "verify_token: the literal secret is empty"),
+        ("source.a.handshake_secrets = { verify_token = 7 }", "verify_token: found a bare number"),
+        ("source.a.handshake_secrets = \"canary\"", "expected a table"),
+    ] {
+        let said = own(given);
+        assert!(said.contains(expected), "{given}: {said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
+    let said = with_presets(&format!("source.a.handshake_secrets = {right}"));
+    assert!(said.contains("no handshake asks for it; this provider's ask for none"), "{said}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 #[derive(Clone)]
 pub struct Key {
     inner: Inner,
+    note: Option<&'static str>,
 }
 
 #[derive(Clone)]
@@ -34,11 +35,21 @@ enum Inner {
 
 impl Key {
     pub(crate) fn hmac(algorithm: hmac::Algorithm, bytes: &[u8]) -> Self {
-        Self { inner: Inner::Hmac(hmac::Key::new(algorithm, bytes)) }
+        Self { inner: Inner::Hmac(hmac::Key::new(algorithm, bytes)), note: None }
     }
 
     pub(crate) fn token(bytes: &[u8]) -> Self {
-        Self { inner: Inner::Token(bytes.into()) }
+        Self { inner: Inner::Token(bytes.into()), note: None }
+    }
+
+    /// The key, with what is odd about the secret that it was made of.
+    pub(crate) fn noting(self, note: Option<&'static str>) -> Self {
+        Self { note, ..self }
+    }
+
+    /// What is odd about the form of the secret, for whom it does not match; nothing of the secret itself.
+    pub(crate) fn note(&self) -> Option<&'static str> {
+        self.note
     }
 
     pub(crate) fn as_hmac(&self) -> Option<&hmac::Key> {
@@ -124,6 +135,22 @@ impl KeyRule {
             return Err(self.nothing_left());
         }
         Ok(bytes)
+    }
+
+    /// What is odd about a secret's form.
+    pub(crate) fn note(&self, secret: &str) -> Option<&'static str> {
+        let quoted = |quote| secret.len() > 1 && secret.starts_with(quote) && secret.ends_with(quote);
+        let known = "whsec_";
+        match &self.strip_prefix {
+            _ if quoted('"') || quoted('\'') => Some("stands in quotes, and they are taken for a part of it"),
+            Some(prefix) if !secret.starts_with(prefix.as_str()) => {
+                Some("lacks the prefix of this provider's secrets")
+            }
+            None if secret.starts_with(known) => {
+                Some("starts with whsec_, which is a part of the key in this scheme")
+            }
+            _ => None,
+        }
     }
 
     fn nothing_left(&self) -> String {

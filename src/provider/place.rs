@@ -1,6 +1,8 @@
 //! Where in a request a text stands, as the settings name it: `header:X-Id`, `json:/id`, `form:id`,
 //! `formjson:payload#/id`, `query:id`, `body:sha256`.
 
+use std::fmt;
+
 use http::HeaderName;
 
 use crate::json::{Pointer, Pointers, Slot};
@@ -88,6 +90,20 @@ impl Place {
     /// Whether the place is in the body.
     pub(crate) fn in_body(&self) -> bool {
         matches!(self, Self::Json { .. } | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)
+    }
+}
+
+/// As the settings write it.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "header:{name}"),
+            Self::Json { pointer, .. } => write!(f, "json:{pointer}"),
+            Self::Form(field) => write!(f, "form:{field}"),
+            Self::FormJson { field, pointer, .. } => write!(f, "formjson:{field}#{pointer}"),
+            Self::Query(name) => write!(f, "query:{name}"),
+            Self::BodySha256 => f.write_str("body:sha256"),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::Tolerance;
 use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
+use super::handshake::Handshakes;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Hash, SigRule, TsFrom, TsRule};
@@ -45,6 +46,7 @@ impl Scheme {
         }
         let ts = table.table("ts").and_then(|ts| TsRule::read(ts, &mut signed));
         let event = EventRules::read(&mut table);
+        let handshakes = Handshakes::read(&mut table, kind.as_ref());
         let mut facts = Facts::read(&mut table);
         let id_signed = table.flag("id_signed");
         let sample = table.text("sample");
@@ -57,7 +59,7 @@ impl Scheme {
         table.finish();
         let once = once(&kind, &sig, ts.as_ref(), &event);
         let name = name.to_owned();
-        Some(Self { name, facts, kind, key, sig, ts, signed, once, event, sample })
+        Some(Self { name, facts, kind, key, sig, ts, signed, once, event, handshakes, sample })
     }
 }
 

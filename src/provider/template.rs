@@ -31,6 +31,8 @@ pub(crate) enum Piece {
 /// The parts of the signed bytes, in order.
 #[derive(Debug)]
 pub(crate) struct Template {
+    /// As it was written.
+    pub(crate) text: String,
     /// At least one of them is not literal.
     pub(crate) pieces: Vec<Piece>,
 }
@@ -54,7 +56,7 @@ impl Template {
         if pieces.iter().all(|piece| matches!(piece, Piece::Literal(_) | Piece::Method)) {
             return Err(format!("{text:?} signs nothing of the request: use {NAMES}"));
         }
-        Ok(Self { pieces })
+        Ok(Self { text: text.to_owned(), pieces })
     }
 
     /// Whether a piece of the given kind is in it.

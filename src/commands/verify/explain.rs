@@ -1,0 +1,326 @@
+//! What the stages saw of one request, in words.
+//!
+//! Invariant: nothing here decides; the verdict is the stages' own. Neither a secret nor a signature that would be right
+//! is ever told: whoever holds a request could then sign others.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Method;
+use jiff::Timestamp;
+
+use super::hints::hints;
+use super::request::Raw;
+use crate::body::Received;
+use crate::challenge::{self, Reply};
+use crate::claim::redis_key;
+use crate::config::{FastTier, FastTierKind, Source, Tolerance};
+use crate::error::Code;
+use crate::identify::{Event, Identified, identify};
+use crate::parts::Parts;
+use crate::provider::place::Place;
+use crate::provider::signature::{TsFrom, Unit};
+use crate::provider::template::{Piece, Template};
+use crate::provider::{Kind, Scheme};
+use crate::settings::show_duration;
+use crate::verify::{self, Verified};
+
+/// Most bytes of what was signed that are shown.
+const SHOWN_MAX: usize = 200;
+/// Most characters of any other text of the request that are shown.
+const TEXT_MAX: usize = 80;
+
+/// The verdict, and how it came about.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub(super) accepted: bool,
+    pub(super) lines: Vec<String>,
+}
+
+impl Told {
+    fn line(&mut self, label: &str, text: impl AsRef<str>) {
+        self.lines.push(format!("{label:<11} {}", text.as_ref()));
+    }
+}
+
+/// What the request would come to at the source.
+enum Verdict {
+    Handshake(Reply),
+    Event(Box<Event>),
+    Refused(Code),
+}
+
+/// Tells what becomes of the request, and why.
+pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier: &FastTier) -> Told {
+    let received = received(source, raw);
+    let (key, verdict) = verdict(&received, now);
+    let key = key.or_else(|| key_beside_the_clock(&received, &verdict, now));
+    let mut told = Told { accepted: !matches!(verdict, Verdict::Refused(_)), lines: Vec::new() };
+    match &verdict {
+        Verdict::Handshake(reply) => told.line("accepted", format!("a handshake, answered {}", reply.status)),
+        Verdict::Event(_) => told.line("accepted", "an event"),
+        Verdict::Refused(code) => told.line("refused", format!("{}: {}", code.as_str(), code.meaning())),
+    }
+    told.line("source", format!("{}, provider {}", source.name, source.scheme.name));
+    tell_request(&mut told, &received);
+    if received.head.method == Method::POST {
+        tell_signature(&mut told, &received, now);
+        tell_secrets(&mut told, source, key, &verdict);
+    }
+    match &verdict {
+        Verdict::Handshake(reply) => told.line("answer", shown(&reply.body)),
+        Verdict::Event(event) => tell_event(&mut told, event, tier),
+        Verdict::Refused(code) => {
+            for hint in raw.notes.iter().cloned().chain(hints(&received, *code, now)) {
+                told.line("hint", hint);
+            }
+        }
+    }
+    told
+}
+
+fn received(source: &Arc<Source>, raw: &Raw<'_>) -> Received {
+    Received { source: Arc::clone(source), head: raw.head.clone(), body: Bytes::copy_from_slice(raw.body) }
+}
+
+/// The stages of the path that need no store, in its order; and which secret matched.
+fn verdict(received: &Received, now: Timestamp) -> (Option<usize>, Verdict) {
+    let method = &received.head.method;
+    if *method != Method::POST && !received.source.scheme.answers(method) {
+        return (None, Verdict::Refused(Code::MethodNotAllowed));
+    }
+    match challenge::unsigned(received) {
+        Ok(None) => {}
+        Ok(Some(reply)) => return (None, Verdict::Handshake(reply)),
+        Err(code) => return (None, Verdict::Refused(code)),
+    }
+    match verify::verify(again(received), now) {
+        Ok(verified) => (Some(verified.key()), verified_verdict(verified)),
+        Err(code) => (None, Verdict::Refused(code)),
+    }
+}
+
+/// Which secret matched, where only the time was wrong.
+fn key_beside_the_clock(received: &Received, verdict: &Verdict, now: Timestamp) -> Option<usize> {
+    match verdict {
+        Verdict::Refused(Code::TimestampStale | Code::TimestampFuture) => {
+            let mut timeless = received.source.as_ref().clone();
+            timeless.tolerance = Some(Tolerance::Off);
+            let timeless = Received { source: Arc::new(timeless), ..again(received) };
+            verify::verify(timeless, now).ok().map(|verified| verified.key())
+        }
+        _ => None,
+    }
+}
+
+fn verified_verdict(verified: Verified) -> Verdict {
+    match challenge::signed(&verified) {
+        Ok(Some(reply)) => Verdict::Handshake(reply),
+        Ok(None) => match identify(verified) {
+            Ok(identified) => Verdict::Event(Box::new(Identified::into_parts(identified).1)),
+            Err(code) => Verdict::Refused(code),
+        },
+        Err(code) => Verdict::Refused(code),
+    }
+}
+
+/// The same request once more: a stage takes it for itself.
+pub(super) fn again(received: &Received) -> Received {
+    Received {
+        source: Arc::clone(&received.source),
+        head: received.head.clone(),
+        body: received.body.clone(),
+    }
+}
+
+fn tell_request(told: &mut Told, received: &Received) {
+    let path = received.head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
+    let (method, length) = (&received.head.method, received.body.len());
+    let source = &received.source;
+    told.line("request", format!("{method} {}, body of {length} bytes", target(&source.scheme, path)));
+    if received.head.uri.path() != format!("/in/{}", source.name) {
+        told.line(
+            "note",
+            format!("the path is not /in/{}: the gateway would not take it for this source", source.name),
+        );
+    }
+    if source.scheme.signs_url() {
+        let base = source.public_url.as_deref().unwrap_or("(no public_url)");
+        told.line("signed url", format!("{base}{path}"));
+    }
+    if length > source.body_max {
+        told.line(
+            "note",
+            format!("the body is larger than body_max, {} bytes: it would be answered 413", source.body_max),
+        );
+    }
+}
+
+/// Path and query; the query only where it can hold no secret.
+fn target(scheme: &Scheme, path: &str) -> String {
+    let secret = matches!(scheme.kind, Kind::Token) || scheme.handshake_secrets().next().is_some();
+    match path.split_once('?') {
+        Some((path, query)) if secret => format!("{}?({} bytes, not shown)", capped(path), query.len()),
+        _ => capped(path),
+    }
+}
+
+fn tell_signature(told: &mut Told, received: &Received, now: Timestamp) {
+    let scheme = received.source.scheme.as_ref();
+    let parts = Parts::of(received, &scheme.signed);
+    for place in &scheme.sig.from {
+        told.line("signature", found(place, &parts, scheme));
+    }
+    let texts = verify::signature_texts(&scheme.sig, &parts).unwrap_or_default();
+    let candidates = verify::candidates(&scheme.sig, &texts).unwrap_or_default();
+    if let Kind::Hmac { hash, .. } = &scheme.kind {
+        for candidate in &candidates {
+            let unfit = match scheme.sig.encoding.decode(candidate, *hash) {
+                Some(_) => "",
+                None => ": cannot be a signature of this scheme, skipped",
+            };
+            told.line("candidate", format!("{}{unfit}", capped(candidate)));
+        }
+    }
+    let time = tell_time(told, received, &parts, &texts, now);
+    let id = scheme.signs_id().then(|| verify::signed_id(scheme, &parts).ok()).flatten();
+    if let Kind::Hmac { sign, .. } = &scheme.kind {
+        let id = id.as_ref().map(|(_, text)| text.as_ref());
+        tell_content(told, sign, &parts, time.as_deref(), id);
+    }
+}
+
+/// What stands at a place of the signature. A token is a secret: only its length is told.
+fn found(place: &Place, parts: &Parts<'_>, scheme: &Scheme) -> String {
+    let token = matches!(scheme.kind, Kind::Token);
+    let shape = |text: &str| if token { format!("{} bytes, not shown", text.len()) } else { capped(text) };
+    let texts: Vec<String> = match place {
+        Place::Header(name) => {
+            let values = parts.header_values(name);
+            values.map(|value| value.map_or_else(|_fault| "not UTF-8".to_owned(), shape)).collect()
+        }
+        _ => match parts.read(place) {
+            Ok(text) => text.iter().map(|text| shape(text)).collect(),
+            Err(fault) => return format!("{place}: {fault:?}"),
+        },
+    };
+    match texts.as_slice() {
+        [] => format!("{place}: not there"),
+        [one] => format!("{place}: {one}"),
+        many if scheme.sig.repeat => format!("{place}: {} times: {}", many.len(), many.join(" | ")),
+        many => format!("{place}: {} times, and only one is allowed", many.len()),
+    }
+}
+
+fn tell_time<'t>(
+    told: &mut Told,
+    received: &'t Received,
+    parts: &Parts<'t>,
+    texts: &'t [Cow<'_, str>],
+    now: Timestamp,
+) -> Option<Cow<'t, str>> {
+    let rule = received.source.scheme.ts.as_ref()?;
+    let from = match &rule.from {
+        TsFrom::Label(label) => format!("{label:?} beside the signature"),
+        TsFrom::Places(places) => places.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "),
+    };
+    let time = match verify::timestamp(rule, &received.source.scheme.sig, parts, texts) {
+        Ok(Some(time)) => time,
+        Ok(None) => {
+            told.line("timestamp", format!("{from}: not there, and it need not be"));
+            return None;
+        }
+        Err(code) => {
+            told.line("timestamp", format!("{from}: {}", code.meaning()));
+            return None;
+        }
+    };
+    let tolerance = match received.source.tolerance.unwrap_or(rule.tolerance) {
+        Tolerance::Off => "not checked against the clock".to_owned(),
+        Tolerance::Within(limit) => format!("tolerance {}", show_duration(limit)),
+    };
+    let stamp = rule.unit.parse(&time).map(|stamp| Timestamp::from_millisecond(stamp.millis));
+    let read = match stamp {
+        Some(Err(_)) => format!("thousands of years ahead of the clock {now:.0}; {tolerance}"),
+        Some(Ok(stamp)) => format!("{stamp}, {} the clock {now:.0}; {tolerance}", distance(stamp, now)),
+        None if rule.unit == Unit::Opaque => "not to be read".to_owned(),
+        None => "not a timestamp of this scheme".to_owned(),
+    };
+    told.line("timestamp", format!("{from}: {} = {read}", capped(&time)));
+    Some(time)
+}
+
+fn distance(stamp: Timestamp, now: Timestamp) -> String {
+    let seconds = now.as_second() - stamp.as_second();
+    if seconds < 0 { format!("{} s ahead of", -seconds) } else { format!("{seconds} s behind") }
+}
+
+fn tell_content<'t>(
+    told: &mut Told,
+    sign: &'t Template,
+    parts: &Parts<'t>,
+    time: Option<&'t str>,
+    id: Option<&'t str>,
+) {
+    let text = &sign.text;
+    if let Ok(content) = verify::signed_content(sign, parts, time, id) {
+        let content = content.concat();
+        told.line("signed", format!("{text} = {} bytes: {}", content.len(), shown(&content)));
+        return;
+    }
+    told.line("signed", format!("{text}, of which something is missing:"));
+    for piece in &sign.pieces {
+        let missing = match piece {
+            Piece::Timestamp if time.is_none() => "the timestamp".to_owned(),
+            Piece::Id if id.is_none() => "the id".to_owned(),
+            Piece::Url if parts.public_url.is_none() => "public_url in the settings".to_owned(),
+            Piece::Text(place) | Piece::Lower(place) => match parts.read(place) {
+                Ok(Some(_)) => continue,
+                Ok(None) => place.to_string(),
+                Err(fault) => format!("{place}: {fault:?}"),
+            },
+            _ => continue,
+        };
+        told.line("missing", missing);
+    }
+}
+
+fn tell_secrets(told: &mut Told, source: &Source, key: Option<usize>, verdict: &Verdict) {
+    let tried = match (key, verdict) {
+        (Some(_), _) => true,
+        (None, Verdict::Refused(code)) => *code == Code::SignatureMismatch,
+        (None, _) => false,
+    };
+    for index in 0..source.keys.len() {
+        let matches = match (tried, key) {
+            (false, _) => "not tried",
+            (true, Some(key)) if key == index => "matches",
+            (true, _) => "does not match",
+        };
+        told.line("secret", format!("{index} {matches}"));
+    }
+}
+
+fn tell_event(told: &mut Told, event: &Event, tier: &FastTier) {
+    told.line("event id", capped(&event.id));
+    told.line("event type", event.event_type.as_deref().map_or("-".to_owned(), capped));
+    told.line("key", hex::encode(event.key.0));
+    told.line("digest", hex::encode(event.digest.0));
+    if let FastTierKind::Redis(redis) = &tier.kind {
+        told.line("redis key", redis_key(&redis.prefix, &event.key));
+    }
+}
+
+/// Bytes of the request, so that a terminal shows them and does nothing else.
+fn shown(bytes: &[u8]) -> String {
+    let head = bytes.get(..bytes.len().min(SHOWN_MAX)).unwrap_or_default();
+    let more = if head.len() < bytes.len() { "…" } else { "" };
+    format!("\"{}\"{more}", head.escape_ascii())
+}
+
+fn capped(text: &str) -> String {
+    let head: String = text.chars().take(TEXT_MAX).collect();
+    let more = if head.len() < text.len() { "…" } else { "" };
+    format!("{}{more}", head.escape_debug())
+}

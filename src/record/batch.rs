@@ -231,7 +231,7 @@ impl Writer {
         let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
         let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
-        let begin = begin(mode.statement_timeout);
+        let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 17] = [
             &keys,
@@ -253,7 +253,7 @@ impl Writer {
             &effect_budget_ms,
         ];
         let (begun, row, committed) = join!(
-            client.batch_execute(&begin),
+            client.batch_execute(&start),
             client.query_one(&statement, &parameters),
             client.batch_execute("commit"),
         );

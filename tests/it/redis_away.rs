@@ -40,9 +40,9 @@ impl Outage {
         Ok(Self { scene, redis, gateway, load })
     }
 
-    async fn command(&self, words: &[&str]) -> Result<()> {
+    async fn command(&self, name: &str, arguments: &[&str]) -> Result<()> {
         let mut redis = connect_redis(&self.redis.url()).await?;
-        Ok(redis::cmd(words[0]).arg(&words[1..]).exec_async(&mut redis).await?)
+        Ok(redis::cmd(name).arg(arguments).exec_async(&mut redis).await?)
     }
 
     /// Redis is seen to be away, and the load goes on.
@@ -108,7 +108,7 @@ async fn stopped_and_only_the_first_deliveries_pay_for_it() -> Result<()> {
     let paid = metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"timeout\"").await?;
     // The failures that open the breaker, what was on its way then, and the writer of the markers.
     let bound = 5 + 2 * PAIRS + 1;
-    assert!(paid >= 5.0 && paid <= bound as f64, "{paid} commands waited for their time-out");
+    assert!(paid >= 5 && usize::try_from(paid)? <= bound, "{paid} commands waited for their time-out");
     outage.redis.resume();
     outage.recover().await
 }
@@ -117,21 +117,21 @@ async fn stopped_and_only_the_first_deliveries_pay_for_it() -> Result<()> {
 async fn flushed() -> Result<()> {
     let outage = Outage::start().await?;
     for _ in 0..20 {
-        outage.command(&["FLUSHALL"]).await?;
+        outage.command("FLUSHALL", &[]).await?;
         outage.load.go_on(20).await?;
     }
-    assert!(metric(&outage.gateway, "hapax_breaker_openings_total", "").await? < 0.5);
+    assert!(metric(&outage.gateway, "hapax_breaker_openings_total", "").await? == 0);
     outage.recover().await
 }
 
 #[tokio::test]
 async fn full() -> Result<()> {
     let outage = Outage::start().await?;
-    outage.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await?;
-    outage.command(&["CONFIG", "SET", "maxmemory", "1"]).await?;
+    outage.command("CONFIG", &["SET", "maxmemory-policy", "noeviction"]).await?;
+    outage.command("CONFIG", &["SET", "maxmemory", "1"]).await?;
     outage.bear().await?;
-    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"full\"").await? >= 5.0);
-    outage.command(&["CONFIG", "SET", "maxmemory", "0"]).await?;
+    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"full\"").await? >= 5);
+    outage.command("CONFIG", &["SET", "maxmemory", "0"]).await?;
     outage.recover().await
 }
 
@@ -140,10 +140,10 @@ async fn a_replica_until_it_is_a_primary_again() -> Result<()> {
     let primary = private_redis(RedisOptions::default()).await?;
     let outage = Outage::start().await?;
     let (host, port) = (primary.address().ip().to_string(), primary.address().port().to_string());
-    outage.command(&["REPLICAOF", &host, &port]).await?;
+    outage.command("REPLICAOF", &[&host, &port]).await?;
     outage.bear().await?;
-    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"read_only\"").await? >= 1.0);
-    outage.command(&["REPLICAOF", "NO", "ONE"]).await?;
+    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"read_only\"").await? >= 1);
+    outage.command("REPLICAOF", &["NO", "ONE"]).await?;
     outage.recover().await
 }
 
@@ -155,8 +155,7 @@ async fn connections_cut_again_and_again() -> Result<()> {
     let outage = Outage::start_at(redis, url).await?;
     for cut in 1..=5 {
         proxy.cut();
-        until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= f64::from(cut))
-            .await?;
+        until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= cut).await?;
         outage.load.go_on(20).await?;
         until_redis_in_use(&outage.gateway, true).await?;
     }
@@ -170,14 +169,14 @@ async fn a_connection_that_lost_its_bytes_is_replaced_once() -> Result<()> {
     let url = redis.url_at(proxy.address());
     let outage = Outage::start_at(redis, url).await?;
     proxy.set(Mode::Blackhole);
-    until_metric(&outage.gateway, "hapax_redis_failures_total", "", |seen| seen >= 1.0).await?;
+    until_metric(&outage.gateway, "hapax_redis_failures_total", "", |seen| seen >= 1).await?;
     proxy.set(Mode::Pass);
-    until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= 1.0).await?;
+    until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= 1).await?;
     until_redis_in_use(&outage.gateway, true).await?;
     outage.load.go_on(200).await?;
     // What was sent on the old connection fails later, and is not held against the new one.
     let openings = metric(&outage.gateway, "hapax_breaker_openings_total", "").await?;
-    assert!(openings < 1.5, "{openings}");
+    assert_eq!(openings, 1);
     outage.recover().await
 }
 
@@ -248,7 +247,7 @@ async fn what_stands_in_the_way_is_written_over() -> Result<()> {
 /// The marker of an event that is delivered for it: the digest of Stripe's events is of their type and data, which
 /// are the same in all of ours.
 async fn any_marker(scene: &Scene, gateway: &Gateway) -> Result<String> {
-    until_metric(gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0.0).await?;
+    until_metric(gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0).await?;
     deliver(gateway.listen()?, "stripe", &event("any", "")).await?;
     until_done(scene, "any").await?;
     value(&mut scene.redis().await?, &scene.redis_key("stripe", "any")).await?.context("a marker")
@@ -362,7 +361,7 @@ async fn without_the_right_to_scripts_only_the_release_is_missing() -> Result<()
     let accepted = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
     assert_eq!(accepted.outcome, "accepted");
     until_done(&scene, "evt_1").await?;
-    assert!(metric(&gateway, "hapax_redis_failures_total", "").await? < 0.5);
+    assert!(metric(&gateway, "hapax_redis_failures_total", "").await? == 0);
     Ok(())
 }
 
@@ -374,7 +373,7 @@ async fn the_same_prefix_for_two_databases_swallows_nothing() -> Result<()> {
     for scene in [&one, &other] {
         let gateway = scene.gateway(&[]).await?;
         until_redis_in_use(&gateway, true).await?;
-        until_metric(&gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0.0).await?;
+        until_metric(&gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0).await?;
         let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
         assert_eq!(answer.outcome, "accepted");
         until_done(scene, "evt_1").await?;

@@ -13,7 +13,7 @@ use hapax::identify::EventKey;
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{LIMIT, Load, acknowledged, burst, metric};
 use crate::harness::proxy::{Direction, Hook, Proxy, Verdict};
-use crate::harness::scene::{Answer, Scene, deliver, event};
+use crate::harness::scene::{Answer, PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
 
@@ -132,16 +132,6 @@ async fn cut_at_the_commit() -> Result<()> {
     }
     Ok(())
 }
-
-/// Time-outs so long that only what the test does can end a wait.
-const PATIENT: [&str; 6] = [
-    "postgres.statement_timeout = \"14s\"",
-    "postgres.record_timeout = \"15s\"",
-    "postgres.commit_timeout = \"60s\"",
-    "server.deadline = \"19s\"",
-    "server.drain = \"20s\"",
-    "fast_tier.lease = \"60s\"",
-];
 
 #[tokio::test]
 async fn a_session_ended_in_the_middle() -> Result<()> {

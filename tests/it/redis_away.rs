@@ -268,8 +268,8 @@ async fn a_marker_of_the_current_history_is_believed() -> Result<()> {
     Ok(())
 }
 
-/// Time-outs so long that only what the test does can end a wait.
-const PATIENT: [&str; 4] = [
+/// Time enough for the test to end a lease.
+const LONG_WAIT: [&str; 4] = [
     "in_flight.wait = \"15s\"",
     "server.deadline = \"19s\"",
     "server.drain = \"20s\"",
@@ -281,7 +281,7 @@ async fn who_meets_a_lease_waits_for_its_end() -> Result<()> {
     let redis = private_redis(RedisOptions::default()).await?;
     let mut scene = Scene::new().await?;
     scene.stores.redis_url = redis.url();
-    let gateway = scene.gateway(&PATIENT).await?;
+    let gateway = scene.gateway(&LONG_WAIT).await?;
     until_redis_in_use(&gateway, true).await?;
     let marker = any_marker(&scene, &gateway).await?;
     let mut redis = scene.redis().await?;

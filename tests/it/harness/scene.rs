@@ -48,6 +48,16 @@ pub(crate) const BUSINESS: &str = "
     begin perform fx.apply(e); end $$;
 ";
 
+/// Time-outs so long that only what the test does can end a wait.
+pub(crate) const PATIENT: [&str; 6] = [
+    "postgres.statement_timeout = \"14s\"",
+    "postgres.record_timeout = \"15s\"",
+    "postgres.commit_timeout = \"60s\"",
+    "server.deadline = \"19s\"",
+    "server.drain = \"20s\"",
+    "fast_tier.lease = \"60s\"",
+];
+
 static TEMPLATE: Template = Template::new("scene");
 
 /// Stores that are ready for a gateway.

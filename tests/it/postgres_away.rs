@@ -11,7 +11,7 @@ use hapax::dev::{Postgres, PostgresOptions};
 use hapax::identify::EventKey;
 
 use crate::harness::gateway::Gateway;
-use crate::harness::load::{LIMIT, Load, acknowledged, burst, metric};
+use crate::harness::load::{LIMIT, Load, acknowledged, burst, metric, until_redis_in_use};
 use crate::harness::proxy::{Direction, Hook, Proxy, Verdict};
 use crate::harness::scene::{Answer, PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
@@ -118,16 +118,25 @@ async fn cut_at_the_commit() -> Result<()> {
         let armed = Arc::new(AtomicBool::new(false));
         let proxy = Proxy::start_with(stores::postgres().address(), cut_once(direction, text, &armed))?;
         scene.stores.postgres_url = stores::postgres().url_at(proxy.address(), &scene.stores.database);
-        let gateway = scene.gateway(&[]).await?;
+        let gateway = scene.gateway(&["in_flight.wait = \"20ms\""]).await?;
+        until_redis_in_use(&gateway, true).await?;
         let first = deliver(gateway.listen()?, "stripe", &event("first", "")).await?;
         assert_eq!(first.outcome, "accepted");
-        armed.store(true, Ordering::SeqCst);
-        let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
-        assert!(!armed.load(Ordering::SeqCst), "nothing was cut");
-        assert_eq!((answer.status, answer.outcome.as_str()), (200, "accepted"), "{direction:?}");
-        let again = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
-        assert_eq!(again.outcome, "duplicate");
-        scene.assert_once([&"evt_1".to_owned()]).await?;
+        // In a batch; and alone, which is how an event is written that somebody else has claimed.
+        for id in ["batched", "alone"] {
+            if id == "alone" {
+                let mut lease = redis::cmd("SET");
+                lease.arg(scene.redis_key("stripe", id)).arg("L foreign");
+                lease.exec_async(&mut scene.redis().await?).await?;
+            }
+            armed.store(true, Ordering::SeqCst);
+            let answer = deliver(gateway.listen()?, "stripe", &event(id, "")).await?;
+            assert!(!armed.load(Ordering::SeqCst), "nothing was cut");
+            assert_eq!((answer.status, answer.outcome.as_str()), (200, "accepted"), "{direction:?} {id}");
+            let again = deliver(gateway.listen()?, "stripe", &event(id, "")).await?;
+            assert_eq!(again.outcome, "duplicate");
+            scene.assert_once([&id.to_owned()]).await?;
+        }
         assert!(metric(&gateway, "hapax_batch_failures_total", "trouble=\"lost\"").await? >= 1);
     }
     Ok(())

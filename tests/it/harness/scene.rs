@@ -37,8 +37,8 @@ pub(crate) const BUSINESS: &str = "
             when 'raise' then raise exception 'the effect fails';
             when 'reject' then raise exception 'never' using errcode = 'HX001';
             when 'sleep' then perform pg_sleep((event->>'seconds')::float8);
-            when 'wait' then perform pg_advisory_xact_lock(7);
-            when 'wait_raise' then perform pg_advisory_xact_lock(7); raise exception 'the effect fails late';
+            when 'wait' then perform pg_advisory_xact_lock_shared(7);
+            when 'wait_raise' then perform pg_advisory_xact_lock_shared(7); raise exception 'the effect fails late';
             else null;
         end case;
         insert into fx.effect (source, event_id) values (e.source, e.event_id);

@@ -1,5 +1,5 @@
-//! The path of a request: [`receive`] up to the cancel boundary (`‖`), [`Gateway::once`] behind it;
-//! [`Gateway::serve`] answers, and a [`Visit`] counts and logs.
+//! The path of a request: `receive` up to the cancel boundary (`‖`), `Gateway::once` behind it;
+//! [`Gateway::serve`] answers, and a `Visit` counts and logs.
 //!
 //! Left of the boundary a client that goes away drops everything: nothing has happened. Right of it the work runs in
 //! a tracked task, which neither a disconnect nor a deadline can cancel, and which keeps what the request takes out

@@ -3,7 +3,7 @@
 //! Invariant: a [`Recorded`] exists only for an event whose commit the server has confirmed, now or earlier.
 //! Never here: Redis, a network call inside the transaction, a commit that is cancelled.
 //!
-//! Each effect has a [`lane`] of its own, so that a slow effect delays nobody else's. A lane commits one batch at a
+//! Each effect has a lane of its own, so that a slow effect delays nobody else's. A lane commits one batch at a
 //! time; what arrives meanwhile is the next batch. Nothing waits for a batch to fill.
 
 mod batch;

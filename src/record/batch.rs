@@ -231,7 +231,7 @@ impl Writer {
         let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
         let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
-        let begin = begin(mode.statement_timeout);
+        let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 17] = [
             &keys,
@@ -252,14 +252,14 @@ impl Writer {
             &self.commit_mode,
             &effect_budget_ms,
         ];
-        let (opened, row, committed) = join!(
-            client.batch_execute(&begin),
+        let (begun, row, committed) = join!(
+            client.batch_execute(&start),
             client.query_one(&statement, &parameters),
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
         let row = row.map_err(|error| failed(&error))?;
-        opened.map_err(|error| failed(&error))?;
+        begun.map_err(|error| failed(&error))?;
         committed.map_err(|error| failed(&error))?;
         written(&row, deliveries.len())
     }

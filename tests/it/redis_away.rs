@@ -14,7 +14,7 @@ use crate::harness::scene::{Scene, deliver, event};
 use crate::harness::stores::{connect_redis, private_redis};
 use crate::harness::wait::eventually;
 
-const PAIRS: u16 = 8;
+const PAIRS: usize = 8;
 
 /// A gateway under load, and a Redis that only it uses.
 struct Outage {
@@ -37,15 +37,14 @@ impl Outage {
         // Nearly no memory in the process, so that the second delivery asks Redis.
         let gateway = scene.gateway(&["fast_tier.memory_ttl = \"1ms\""]).await?;
         until_redis_in_use(&gateway, true).await?;
-        let load = Load::start(gateway.listen()?, "stripe", PAIRS.into());
+        let load = Load::start(gateway.listen()?, "stripe", PAIRS);
         load.go_on(200).await?;
         Ok(Self { scene, redis, gateway, load })
     }
 
-    async fn command(&self, words: &[&str]) -> Result<()> {
+    async fn command(&self, name: &str, arguments: &[&str]) -> Result<()> {
         let mut redis = connect_redis(&self.redis.url()).await?;
-        let (command, arguments) = words.split_first().context("no command")?;
-        Ok(redis::cmd(command).arg(arguments).exec_async(&mut redis).await?)
+        Ok(redis::cmd(name).arg(arguments).exec_async(&mut redis).await?)
     }
 
     /// Redis is seen to be away, and the load goes on.
@@ -111,7 +110,7 @@ async fn stopped_and_only_the_first_deliveries_pay_for_it() -> Result<()> {
     let paid = metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"timeout\"").await?;
     // The failures that open the breaker, what was on its way then, and the writer of the markers.
     let bound = 5 + 2 * PAIRS + 1;
-    assert!(paid >= 5.0 && paid <= bound.into(), "{paid} commands waited for their time-out");
+    assert!(paid >= 5 && usize::try_from(paid)? <= bound, "{paid} commands waited for their time-out");
     outage.redis.resume();
     outage.recover().await
 }
@@ -120,21 +119,21 @@ async fn stopped_and_only_the_first_deliveries_pay_for_it() -> Result<()> {
 async fn flushed() -> Result<()> {
     let outage = Outage::start().await?;
     for _ in 0..20 {
-        outage.command(&["FLUSHALL"]).await?;
+        outage.command("FLUSHALL", &[]).await?;
         outage.load.go_on(20).await?;
     }
-    assert!(metric(&outage.gateway, "hapax_breaker_openings_total", "").await? < 0.5);
+    assert!(metric(&outage.gateway, "hapax_breaker_openings_total", "").await? == 0);
     outage.recover().await
 }
 
 #[tokio::test]
 async fn full() -> Result<()> {
     let outage = Outage::start().await?;
-    outage.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await?;
-    outage.command(&["CONFIG", "SET", "maxmemory", "1"]).await?;
+    outage.command("CONFIG", &["SET", "maxmemory-policy", "noeviction"]).await?;
+    outage.command("CONFIG", &["SET", "maxmemory", "1"]).await?;
     outage.bear().await?;
-    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"full\"").await? >= 5.0);
-    outage.command(&["CONFIG", "SET", "maxmemory", "0"]).await?;
+    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"full\"").await? >= 5);
+    outage.command("CONFIG", &["SET", "maxmemory", "0"]).await?;
     outage.recover().await
 }
 
@@ -143,10 +142,10 @@ async fn a_replica_until_it_is_a_primary_again() -> Result<()> {
     let primary = private_redis(RedisOptions::default()).await?;
     let outage = Outage::start().await?;
     let (host, port) = (primary.address().ip().to_string(), primary.address().port().to_string());
-    outage.command(&["REPLICAOF", &host, &port]).await?;
+    outage.command("REPLICAOF", &[&host, &port]).await?;
     outage.bear().await?;
-    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"read_only\"").await? >= 1.0);
-    outage.command(&["REPLICAOF", "NO", "ONE"]).await?;
+    assert!(metric(&outage.gateway, "hapax_redis_failures_total", "trouble=\"read_only\"").await? >= 1);
+    outage.command("REPLICAOF", &["NO", "ONE"]).await?;
     outage.recover().await
 }
 
@@ -158,8 +157,7 @@ async fn connections_cut_again_and_again() -> Result<()> {
     let outage = Outage::start_at(redis, url).await?;
     for cut in 1..=5 {
         proxy.cut();
-        until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= f64::from(cut))
-            .await?;
+        until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= cut).await?;
         outage.load.go_on(20).await?;
         until_redis_in_use(&outage.gateway, true).await?;
     }
@@ -173,14 +171,14 @@ async fn a_connection_that_lost_its_bytes_is_replaced_once() -> Result<()> {
     let url = redis.url_at(proxy.address());
     let outage = Outage::start_at(redis, url).await?;
     proxy.set(Mode::Blackhole);
-    until_metric(&outage.gateway, "hapax_redis_failures_total", "", |seen| seen >= 1.0).await?;
+    until_metric(&outage.gateway, "hapax_redis_failures_total", "", |seen| seen >= 1).await?;
     proxy.set(Mode::Pass);
-    until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= 1.0).await?;
+    until_metric(&outage.gateway, "hapax_breaker_openings_total", "", |seen| seen >= 1).await?;
     until_redis_in_use(&outage.gateway, true).await?;
     outage.load.go_on(200).await?;
     // What was sent on the old connection fails later, and is not held against the new one.
     let openings = metric(&outage.gateway, "hapax_breaker_openings_total", "").await?;
-    assert!(openings < 1.5, "{openings}");
+    assert_eq!(openings, 1);
     outage.recover().await
 }
 
@@ -251,7 +249,7 @@ async fn what_stands_in_the_way_is_written_over() -> Result<()> {
 /// The marker that a gateway would write for this body now: the generation is that of an event that is delivered for
 /// it, the digest is made here.
 async fn marker_of(scene: &Scene, gateway: &Gateway, body: &[u8]) -> Result<String> {
-    until_metric(gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0.0).await?;
+    until_metric(gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0).await?;
     deliver(gateway.listen()?, "stripe", &event("any", "")).await?;
     until_done(scene, "any").await?;
     let marker = value(&mut scene.redis().await?, &scene.redis_key("stripe", "any")).await?;
@@ -277,8 +275,8 @@ async fn a_marker_of_the_current_history_is_believed() -> Result<()> {
     Ok(())
 }
 
-/// Time-outs so long that only what the test does can end a wait.
-const PATIENT: [&str; 4] = [
+/// Time enough for the test to end a lease.
+const LONG_WAIT: [&str; 4] = [
     "in_flight.wait = \"15s\"",
     "server.deadline = \"19s\"",
     "server.drain = \"20s\"",
@@ -290,7 +288,7 @@ async fn who_meets_a_lease_waits_for_its_end() -> Result<()> {
     let redis = private_redis(RedisOptions::default()).await?;
     let mut scene = Scene::new().await?;
     scene.stores.redis_url = redis.url();
-    let gateway = scene.gateway(&PATIENT).await?;
+    let gateway = scene.gateway(&LONG_WAIT).await?;
     until_redis_in_use(&gateway, true).await?;
     let marker = marker_of(&scene, &gateway, &event("settled", "")).await?;
     let mut redis = scene.redis().await?;
@@ -370,7 +368,7 @@ async fn without_the_right_to_scripts_only_the_release_is_missing() -> Result<()
     let accepted = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
     assert_eq!(accepted.outcome, "accepted");
     until_done(&scene, "evt_1").await?;
-    assert!(metric(&gateway, "hapax_redis_failures_total", "").await? < 0.5);
+    assert!(metric(&gateway, "hapax_redis_failures_total", "").await? == 0);
     Ok(())
 }
 
@@ -382,7 +380,7 @@ async fn the_same_prefix_for_two_databases_swallows_nothing() -> Result<()> {
     for scene in [&one, &other] {
         let gateway = scene.gateway(&[]).await?;
         until_redis_in_use(&gateway, true).await?;
-        until_metric(&gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0.0).await?;
+        until_metric(&gateway, "hapax_heartbeat_age_seconds", "", |age| age >= 0).await?;
         let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
         assert_eq!(answer.outcome, "accepted");
         until_done(scene, "evt_1").await?;

@@ -92,8 +92,8 @@ pub(crate) async fn burst(to: SocketAddr, source: &str, bodies: Vec<Bytes>) -> R
     Ok(answers)
 }
 
-/// A metric's value, summed over its samples with this label (`trouble="timeout"`; empty for all).
-pub(crate) async fn metric(gateway: &Gateway, name: &str, label: &str) -> Result<f64> {
+/// A metric's value without its fraction, summed over its samples with this label (`trouble="timeout"`; empty for all).
+pub(crate) async fn metric(gateway: &Gateway, name: &str, label: &str) -> Result<i64> {
     let answer = Client::new(gateway.admin()?).get("/metrics").await?;
     let text = std::str::from_utf8(&answer.body)?;
     let samples = text.lines().filter_map(|line| line.rsplit_once(' '));
@@ -101,7 +101,8 @@ pub(crate) async fn metric(gateway: &Gateway, name: &str, label: &str) -> Result
         let (found, labels) = sample.split_once('{').unwrap_or((sample, ""));
         found == name && labels.contains(label)
     });
-    of_it.map(|(_, value)| value.parse::<f64>().context("a number")).sum()
+    let whole = |value: &str| value.split(['.', 'e']).next().and_then(|whole| whole.parse::<i64>().ok());
+    of_it.map(|(_, value)| whole(value).with_context(|| value.to_owned())).sum()
 }
 
 /// Waits until a metric is as wanted.
@@ -109,7 +110,7 @@ pub(crate) async fn until_metric(
     gateway: &Gateway,
     name: &str,
     label: &str,
-    wanted: impl Fn(f64) -> bool,
+    wanted: impl Fn(i64) -> bool,
 ) -> Result<()> {
     let probe = async || metric(gateway, name, label).await.ok().filter(|value| wanted(*value)).map(drop);
     eventually(LIMIT, probe).await.with_context(|| format!("{name}{{{label}}} stays as it is"))
@@ -117,5 +118,5 @@ pub(crate) async fn until_metric(
 
 /// Waits until Redis is in the path, or out of it.
 pub(crate) async fn until_redis_in_use(gateway: &Gateway, in_use: bool) -> Result<()> {
-    until_metric(gateway, "hapax_redis_in_use", "", |value| (value > 0.5) == in_use).await
+    until_metric(gateway, "hapax_redis_in_use", "", |value| (value == 1) == in_use).await
 }

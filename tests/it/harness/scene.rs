@@ -37,8 +37,8 @@ pub(crate) const BUSINESS: &str = "
             when 'raise' then raise exception 'the effect fails';
             when 'reject' then raise exception 'never' using errcode = 'HX001';
             when 'sleep' then perform pg_sleep((event->>'seconds')::float8);
-            when 'wait' then perform pg_advisory_xact_lock(7);
-            when 'wait_raise' then perform pg_advisory_xact_lock(7); raise exception 'the effect fails late';
+            when 'wait' then perform pg_advisory_xact_lock_shared(7);
+            when 'wait_raise' then perform pg_advisory_xact_lock_shared(7); raise exception 'the effect fails late';
             else null;
         end case;
         insert into fx.effect (source, event_id) values (e.source, e.event_id);
@@ -47,6 +47,16 @@ pub(crate) const BUSINESS: &str = "
     create function fx.apply_other(e hapax.event) returns void language plpgsql as $$
     begin perform fx.apply(e); end $$;
 ";
+
+/// Time-outs so long that only what the test does can end a wait.
+pub(crate) const PATIENT: [&str; 6] = [
+    "postgres.statement_timeout = \"14s\"",
+    "postgres.record_timeout = \"15s\"",
+    "postgres.commit_timeout = \"60s\"",
+    "server.deadline = \"19s\"",
+    "server.drain = \"20s\"",
+    "fast_tier.lease = \"60s\"",
+];
 
 static TEMPLATE: Template = Template::new("scene");
 

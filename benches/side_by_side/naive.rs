@@ -6,12 +6,22 @@ use anyhow::{Context as _, Result};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use futures_util::join;
 use hapax::identify::Event;
+use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::NoTls;
 use tokio_postgres::types::ToSql;
 
 const INSERT: &str = "insert into naive.event (event_id, body) values ($1, $2) on conflict do nothing";
 const EFFECT: &str = "insert into fx.payment (event_id, event_type) values ($1, $2)";
+
+/// Where ids are claimed.
+enum Claims {
+    /// A connection of a pool for each request, which the pool asks for a sign of life first.
+    Pooled(deadpool_redis::Pool),
+    /// One connection that all requests share.
+    Shared(deadpool_redis::Connection),
+}
+
 /// As long as the gateway remembers.
 const CLAIM_SECONDS: u64 = 24 * 3600;
 
@@ -21,29 +31,33 @@ pub(crate) struct Spec {
     /// Asked first, if given.
     pub(crate) redis: Option<String>,
     pub(crate) connections: usize,
-    /// Two round trips instead of four.
+    /// At its best: two round trips instead of four, one connection to Redis for all.
     pub(crate) pipelined: bool,
 }
 
 pub(crate) struct Naive {
     pool: Pool,
-    claims: Option<deadpool_redis::Pool>,
+    claims: Option<Claims>,
     pipelined: bool,
 }
 
 impl Naive {
-    pub(crate) fn start(spec: &Spec) -> Result<Self> {
+    pub(crate) async fn start(spec: &Spec) -> Result<Self> {
         let mut config: tokio_postgres::Config = spec.postgres.parse()?;
         config.application_name("naive");
         let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = Manager::from_config(config, NoTls, recycling);
         let pool = Pool::builder(manager).max_size(spec.connections).runtime(Runtime::Tokio1).build()?;
-        let claims = spec.redis.as_ref().map(|url| {
-            let manager = deadpool_redis::Manager::new(url.as_str())?;
-            let builder = deadpool_redis::Pool::builder(manager).max_size(spec.connections);
-            anyhow::Ok(builder.runtime(Runtime::Tokio1).build()?)
-        });
-        Ok(Self { pool, claims: claims.transpose()?, pipelined: spec.pipelined })
+        let claims = match &spec.redis {
+            None => None,
+            Some(url) => {
+                let manager = deadpool_redis::Manager::new(url.as_str())?;
+                let claims = deadpool_redis::Pool::builder(manager).max_size(spec.connections).build()?;
+                let shared = spec.pipelined;
+                Some(if shared { Claims::Shared(claims.get().await?) } else { Claims::Pooled(claims) })
+            }
+        };
+        Ok(Self { pool, claims, pipelined: spec.pipelined })
     }
 
     /// Records the event if it is new.
@@ -67,11 +81,16 @@ impl Naive {
     }
 }
 
-async fn claim(claims: &deadpool_redis::Pool, id: &str) -> Result<bool> {
-    let mut connection = claims.get().await?;
+async fn claim(claims: &Claims, id: &str) -> Result<bool> {
     let mut command = redis::cmd("SET");
     command.arg(format!("naive:{id}")).arg("1").arg("NX").arg("EX").arg(CLAIM_SECONDS);
-    let set: Option<String> = command.query_async(&mut connection).await?;
+    let set: Option<String> = match claims {
+        Claims::Pooled(pool) => command.query_async(&mut pool.get().await?).await?,
+        Claims::Shared(connection) => {
+            let mut connection: MultiplexedConnection = connection.as_ref().clone();
+            command.query_async(&mut connection).await?
+        }
+    };
     Ok(set.is_some())
 }
 

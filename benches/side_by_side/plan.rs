@@ -14,9 +14,11 @@ pub(crate) enum Server {
     HyperHmacId,
     /// A transaction per request, the way it is usually written: each statement waits for the last one's answer.
     NaivePlain,
-    /// The same in two round trips: the best that a transaction per request can be.
+    /// That, after a `SET NX EX` on a connection of a pool.
+    NaivePlainRedis,
+    /// A transaction per request in two round trips: the best that it can be.
     Naive,
-    /// That, after a `SET NX EX`.
+    /// That, after a `SET NX EX` on a connection that all requests share.
     NaiveRedis,
     /// The gateway, with its default fast tier.
     HapaxRedis,
@@ -37,6 +39,7 @@ impl Server {
             Self::HyperHmac => "hyper-hmac",
             Self::HyperHmacId => "hyper-hmac-id",
             Self::NaivePlain => "naive-plain",
+            Self::NaivePlainRedis => "naive-plain-redis",
             Self::Naive => "naive",
             Self::NaiveRedis => "naive-redis",
             Self::HapaxRedis => "hapax-redis",
@@ -129,41 +132,30 @@ pub(crate) fn cases(extent: Extent, only: Option<&str>) -> Vec<Case> {
 fn core() -> Vec<Case> {
     use Server::{
         HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaivePlain,
-        NaiveRedis, PgBatch,
+        NaivePlainRedis, NaiveRedis, PgBatch,
     };
+    const ALL_NEW: &[Server] = &[
+        HyperHmacId,
+        NaivePlain,
+        NaivePlainRedis,
+        Naive,
+        NaiveRedis,
+        HapaxRedis,
+        HapaxMemory,
+        HapaxOff,
+        HapaxLogAll,
+        PgBatch,
+    ];
+    const MANY: &[Server] = &[NaivePlain, Naive, NaiveRedis, HapaxRedis, HapaxMemory];
+    const REPEATED: &[Server] =
+        &[HyperHmacId, NaivePlain, NaivePlainRedis, Naive, NaiveRedis, HapaxRedis, HapaxMemory, HapaxOff];
+    const HOTTEST: &[Server] =
+        &[Hyper, HyperHmac, HyperHmacId, Naive, NaiveRedis, HapaxRedis, HapaxMemory, HapaxOff];
     vec![
-        case(
-            NEW,
-            Mix::New,
-            64,
-            1,
-            &[
-                HyperHmacId,
-                NaivePlain,
-                Naive,
-                NaiveRedis,
-                HapaxRedis,
-                HapaxMemory,
-                HapaxOff,
-                HapaxLogAll,
-                PgBatch,
-            ],
-        ),
-        case(NEW_256, Mix::New, 256, 1, &[Naive, NaiveRedis, HapaxRedis, HapaxMemory]),
-        case(
-            TEN_TIMES,
-            Mix::TenTimes,
-            64,
-            1,
-            &[HyperHmacId, Naive, NaiveRedis, HapaxRedis, HapaxMemory, HapaxOff],
-        ),
-        case(
-            HOT,
-            Mix::Hot,
-            64,
-            1,
-            &[Hyper, HyperHmac, HyperHmacId, Naive, NaiveRedis, HapaxRedis, HapaxMemory, HapaxOff],
-        ),
+        case(NEW, Mix::New, 64, 1, ALL_NEW),
+        case(NEW_256, Mix::New, 256, 1, MANY),
+        case(TEN_TIMES, Mix::TenTimes, 64, 1, REPEATED),
+        case(HOT, Mix::Hot, 64, 1, HOTTEST),
         case("mismatch", Mix::Mismatch, 64, 1, &[Naive, HapaxRedis]),
         case(IDLE, Mix::New, 1, 1, &[Naive, NaiveRedis, HapaxRedis]),
     ]
@@ -178,11 +170,11 @@ fn large_bodies() -> Vec<Case> {
 fn quick() -> Vec<Case> {
     use Server::{
         HapaxLogAll, HapaxMemory, HapaxOff, HapaxRedis, Hyper, HyperHmac, HyperHmacId, Naive, NaivePlain,
-        NaiveRedis, PgBatch,
+        NaivePlainRedis, NaiveRedis, PgBatch,
     };
     vec![
         case(NEW, Mix::New, 64, 1, &[NaivePlain, Naive, HapaxRedis, HapaxLogAll, PgBatch]),
-        case("mismatch", Mix::Mismatch, 64, 1, &[NaiveRedis, HapaxMemory]),
+        case("mismatch", Mix::Mismatch, 64, 1, &[NaiveRedis, NaivePlainRedis, HapaxMemory]),
         case(HOT, Mix::Hot, 8, 1, &[Hyper, HyperHmac, HyperHmacId, HapaxOff]),
         case("new-256-kib", Mix::New, 8, 256, &[HapaxRedis]),
     ]

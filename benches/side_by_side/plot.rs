@@ -81,7 +81,7 @@ impl Drawing {
 const fn colour(server: Server) -> &'static str {
     match server {
         Server::Hyper | Server::HyperHmac | Server::HyperHmacId | Server::PgBatch => "#b8b8b8",
-        Server::NaivePlain | Server::Naive | Server::NaiveRedis => "#e0a458",
+        Server::NaivePlain | Server::NaivePlainRedis | Server::Naive | Server::NaiveRedis => "#e0a458",
         Server::HapaxRedis | Server::HapaxMemory | Server::HapaxOff | Server::HapaxLogAll => "#3a7ca5",
     }
 }

@@ -43,6 +43,7 @@ struct Wanted {
 }
 
 const NAIVE: &[Server] = &[Server::Naive, Server::NaiveRedis];
+const PLAIN: &[Server] = &[Server::NaivePlain, Server::NaivePlainRedis];
 const CEILING: &[Server] = &[Server::HyperHmacId];
 const HAPAX: Server = Server::HapaxRedis;
 
@@ -56,7 +57,7 @@ const fn wanted(
     Wanted { name, workload, measure, against, must, goal }
 }
 
-const WANTED: [Wanted; 9] = [
+const WANTED: [Wanted; 14] = [
     wanted("hot_vs_hyper_hmac", HOT, Measure::Rate, CEILING, (0.80, 0.90)),
     wanted("dup10_vs_hyper_hmac", TEN_TIMES, Measure::Rate, CEILING, (0.50, 0.65)),
     wanted("dup10_vs_naive", TEN_TIMES, Measure::Rate, NAIVE, (5.0, 8.0)),
@@ -66,6 +67,11 @@ const WANTED: [Wanted; 9] = [
     wanted("p99_new_vs_naive", NEW, Measure::P99, NAIVE, (1.0 / 3.0, 1.0 / 4.0)),
     wanted("cpu_new_vs_naive", NEW, Measure::Cpu, NAIVE, (1.0 / 5.0, 1.0 / 7.0)),
     wanted("idle_latency_vs_naive", IDLE, Measure::P50, NAIVE, (1.3, 1.0)),
+    wanted("dup10_vs_plain", TEN_TIMES, Measure::Rate, PLAIN, (5.0, 8.0)),
+    wanted("new_vs_plain", NEW, Measure::Rate, PLAIN, (4.5, 6.0)),
+    wanted("new256_vs_plain", NEW_256, Measure::Rate, PLAIN, (6.0, 8.0)),
+    wanted("p99_new_vs_plain", NEW, Measure::P99, PLAIN, (1.0 / 3.0, 1.0 / 4.0)),
+    wanted("cpu_new_vs_plain", NEW, Measure::Cpu, PLAIN, (1.0 / 5.0, 1.0 / 7.0)),
 ];
 
 /// A ratio as measured.

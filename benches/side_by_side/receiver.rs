@@ -49,7 +49,7 @@ struct Receiver {
 /// Serves until the process is killed.
 pub(crate) async fn serve(spec: Spec) -> Result<()> {
     let naive = match &spec.work {
-        Work::Record(stores) => Some(Naive::start(stores)?),
+        Work::Record(stores) => Some(Naive::start(stores).await?),
         Work::Nothing | Work::Verify | Work::Identify => None,
     };
     let receiver = Arc::new(Receiver { source: source()?, work: spec.work, naive });

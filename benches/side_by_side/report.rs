@@ -30,7 +30,7 @@ pub(crate) fn progress(run: &Run) -> Result<()> {
     let failed: u64 = failed.map(|(_, count)| count).sum();
     let failed = if failed == 0 { String::new() } else { format!("  {failed} answers were not 2xx") };
     say(&format!(
-        "  {:<20} {:<14} {:>8.0}/s  p50 {:>6} us  p99 {:>7} us{failed}",
+        "  {:<20} {:<18} {:>8.0}/s  p50 {:>6} us  p99 {:>7} us{failed}",
         run.workload,
         run.server.name(),
         run.requests_per_second,

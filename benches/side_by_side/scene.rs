@@ -123,7 +123,7 @@ impl Scene {
 
     pub(crate) async fn effects(&self, server: Server) -> Result<Effects> {
         let client = match server {
-            Server::NaivePlain | Server::Naive | Server::NaiveRedis => &self.naive,
+            Server::NaivePlain | Server::NaivePlainRedis | Server::Naive | Server::NaiveRedis => &self.naive,
             _ => &self.hapax,
         };
         let row = client.query_one("select count(*), count(distinct event_id) from fx.payment", &[]).await?;
@@ -152,6 +152,7 @@ impl Scene {
             Server::HyperHmac => Work::Verify,
             Server::HyperHmacId => Work::Identify,
             Server::NaivePlain => naive(None, false),
+            Server::NaivePlainRedis => naive(Some(self.stores.redis.url()), false),
             Server::Naive => naive(None, true),
             Server::NaiveRedis => naive(Some(self.stores.redis.url()), true),
         };

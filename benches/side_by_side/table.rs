@@ -58,7 +58,7 @@ fn line(server: Server, workload: &str, runs: &[Run]) -> Option<String> {
 /// The ratios and what they should be.
 pub(crate) fn ratios(ratios: &[Ratio]) -> String {
     let mut text = format!(
-        "{:<24} {:<14} {:>7} {:>17} {:>7} {:>7}",
+        "{:<24} {:<18} {:>7} {:>17} {:>7} {:>7}",
         "ratio", "against", "median", "(min-max)", "must", "goal"
     );
     for ratio in ratios {
@@ -71,7 +71,7 @@ pub(crate) fn ratios(ratios: &[Ratio]) -> String {
         // Writing to a string cannot fail.
         write!(
             text,
-            "\n{:<24} {:<14} {:>7.2} {range:>17} {:>7.2} {:>7.2}  {reached}",
+            "\n{:<24} {:<18} {:>7.2} {range:>17} {:>7.2} {:>7.2}  {reached}",
             ratio.name,
             ratio.against.name(),
             ratio.spread.median,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
+use http::header::EXPECT;
 use http::request::Parts;
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
@@ -90,6 +91,15 @@ async fn collect(
 fn reserve(budget: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Code> {
     let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
     Arc::clone(budget).try_acquire_many_owned(permits).map_err(|_used_up| Code::Overloaded)
+}
+
+/// Reads and forgets the body of a request that is refused for its head, so that the sender gets to see the answer.
+/// Not if it waits to be asked for the body.
+pub async fn discard(head: &Parts, body: Incoming, deadline: Instant) {
+    if head.headers.contains_key(EXPECT) {
+        return;
+    }
+    drop(timeout_at(deadline.into(), drain(body, OVERSHOOT)).await);
 }
 
 /// Reads on and forgets, for a bounded number of bytes; the caller's deadline bounds the time.

@@ -123,7 +123,7 @@ impl fmt::Debug for Secret {
 pub struct Postgres {
     /// `url = { env = "DATABASE_URL" }`
     pub url: Secret,
-    /// `connections = 8`: for recording, over all sources. Unless written, at least two more than effect groups.
+    /// `connections = 8`: for recording, over all sources. Unless written, at least two for each effect.
     pub connections: usize,
     /// `connect_timeout = "2s"`
     pub connect_timeout: Duration,
@@ -310,7 +310,7 @@ impl Source {
 }
 
 /// The business effect of a source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Effect {
     /// Only the ledger.
     None,

@@ -90,7 +90,6 @@ codes! {
     MethodNotAllowed "method_not_allowed" "The source takes POST.",
     ExpectationFailed "expectation_failed" "An `Expect` other than `100-continue`.",
     Overloaded "overloaded" "A limit of this process is reached.",
-    Draining "draining" "The process is about to stop.",
     BodyTooLarge "body_too_large" "More bytes than the source takes.",
     BodyTooSlow "body_too_slow" "The body did not arrive in time.",
     BodyIncomplete "body_incomplete" "The connection ended within the body.",

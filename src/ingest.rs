@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::EXPECT;
-use http::{HeaderMap, Method, Request, Response};
+use http::request::Parts;
+use http::{Method, Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -146,9 +147,22 @@ impl Gateway {
         respond::respond(source.as_deref(), &result, self.server.retry_after)
     }
 
-    fn source(&self, path: &str) -> Result<Arc<Source>, Failure> {
-        let source = path.strip_prefix("/in/").and_then(|name| self.sources.get(name));
-        source.map(Arc::clone).ok_or_else(|| Failure::new(Stage::Accept, Code::UnknownSource))
+    /// Finds the source that the path names, and whether it takes such a request at all.
+    fn admit(&self, head: &Parts, found: &mut Option<Arc<Source>>) -> Result<Arc<Source>, Failure> {
+        let refuse = |code| Err(Failure::new(Stage::Accept, code));
+        let Some(source) = head.uri.path().strip_prefix("/in/").and_then(|name| self.sources.get(name))
+        else {
+            return refuse(Code::UnknownSource);
+        };
+        *found = Some(Arc::clone(source));
+        if head.method != Method::POST && !source.scheme.answers(&head.method) {
+            return refuse(Code::MethodNotAllowed);
+        }
+        let expect = head.headers.get(EXPECT);
+        if expect.is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+            return refuse(Code::ExpectationFailed);
+        }
+        Ok(Arc::clone(source))
     }
 
     /// Delivers an event once: joins a delivery of it that is under way, or leads one.
@@ -316,11 +330,14 @@ async fn receive(
     visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
-    let source = gateway.source(head.uri.path())?;
-    trace.source = Some(Arc::clone(&source));
-    admit(&source, &head.method, &head.headers)?;
-
     let body_deadline = visit.started + gateway.server.body_timeout;
+    let source = match gateway.admit(&head, &mut trace.source) {
+        Ok(source) => source,
+        Err(refused) => {
+            body::discard(&head, body, body_deadline).await;
+            return Err(refused);
+        }
+    };
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
     let (received, memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
     visit.memory = Some(memory);
@@ -341,18 +358,6 @@ async fn receive(
     let event = Arc::new(event);
     trace.event = Some(Arc::clone(&event));
     Ok(Arrived::Event(source, event))
-}
-
-/// Whether the source takes such a request at all.
-fn admit(source: &Source, method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
-    let refuse = |code| Err(Failure::new(Stage::Accept, code));
-    if method != Method::POST && !source.scheme.answers(method) {
-        return refuse(Code::MethodNotAllowed);
-    }
-    if headers.get(EXPECT).is_some_and(|expect| !expect.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
-        return refuse(Code::ExpectationFailed);
-    }
-    Ok(())
 }
 
 fn refused_handshake(code: Code) -> Failure {

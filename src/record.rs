@@ -107,13 +107,14 @@ impl LaneKey {
 struct Lane {
     queue: mpsc::Sender<Job>,
     writer: Arc<Writer>,
+    /// One event at a time is recorded alone, so that a lane holds two connections at most.
+    alone: Semaphore,
 }
 
 /// Takes events and gives back what Postgres says of them.
 pub struct Recorder {
     lanes: HashMap<LaneKey, Lane>,
     queue_bytes: Arc<Semaphore>,
-    alone: Semaphore,
     record_timeout: Duration,
     mode_alone: Mode,
 }
@@ -145,13 +146,12 @@ impl Recorder {
                 let writer = Arc::new(writer);
                 let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
                 tasks.spawn_loop("lane", lane.run());
-                Lane { queue, writer }
+                Lane { queue, writer, alone: Semaphore::new(1) }
             });
         }
         Self {
             lanes,
             queue_bytes: Arc::new(Semaphore::new((settings.queue_bytes / PERMIT_BYTES).max(1))),
-            alone: Semaphore::new(2),
             record_timeout: settings.record_timeout,
             mode_alone: Mode {
                 one_by_one: true,
@@ -207,7 +207,7 @@ impl Recorder {
     async fn record_alone(&self, lane: &Lane, delivery: &Delivery) -> Reply {
         let mut last = timed_out();
         let attempts = async {
-            let _permit = self.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
+            let _permit = lane.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
             let mut pauses = Pauses::default();
             for attempt in 1.. {
                 last = match self.attempt_alone(lane, delivery).await {

@@ -131,7 +131,6 @@ fn failed(code: Code) -> Verdict {
         Code::Mismatch => (StatusCode::UNPROCESSABLE_ENTITY, "mismatch"),
         Code::InFlight => (StatusCode::CONFLICT, "in_flight"),
         Code::Overloaded
-        | Code::Draining
         | Code::EffectFailed
         | Code::FastTierRefused
         | Code::PostgresUnavailable

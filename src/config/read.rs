@@ -26,8 +26,8 @@ const HORIZON: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::fro
 /// Of one body. Postgres takes no value over 1 GiB, and a body is held in memory while it is worked on.
 pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 
-/// What effects need beside one connection each: one for a batch of single events, one spare.
-pub(super) const CONNECTIONS_BESIDE_EFFECTS: usize = 2;
+/// What an effect can hold at once: one connection for its batch, one for an event that is recorded alone.
+pub(super) const CONNECTIONS_PER_LANE: usize = 2;
 
 /// Keys of `[fast_tier]` that mean something with Redis only.
 const REDIS_KEYS: [&str; 7] =
@@ -77,10 +77,10 @@ impl Draft {
         Self { config, tables }
     }
 
-    /// Unless the number of connections was written, it grows with the effect groups.
+    /// Unless the number of connections was written, it grows with the effects.
     pub(super) fn fit_connections(&mut self, sources: &[Reading]) {
         if !self.tables.postgres.has("connections") {
-            let needed = effect_groups(sources) + CONNECTIONS_BESIDE_EFFECTS;
+            let needed = lanes(sources) * CONNECTIONS_PER_LANE;
             self.config.postgres.connections = self.config.postgres.connections.max(needed);
         }
     }
@@ -95,9 +95,10 @@ impl Draft {
     }
 }
 
-/// How many effect groups the sources have; those without an effect are one.
-pub(super) fn effect_groups(sources: &[Reading]) -> usize {
-    sources.iter().map(|source| source.draft.effect_group.as_str()).collect::<BTreeSet<_>>().len()
+/// How many effects are recorded beside each other; sources without an effect are one.
+pub(super) fn lanes(sources: &[Reading]) -> usize {
+    let lane = |source: &Reading| (source.draft.effect.clone(), source.draft.effect_group.clone());
+    sources.iter().map(lane).collect::<BTreeSet<_>>().len()
 }
 
 fn server(table: &mut Table) -> Server {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::FastTierKind;
-use super::read::{CONNECTIONS_BESIDE_EFFECTS, Draft, effect_groups};
+use super::read::{CONNECTIONS_PER_LANE, Draft, lanes};
 use super::source::{Quirk, Reading, Traits};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
@@ -256,8 +256,8 @@ fn retention(draft: &Draft) {
 fn connections(draft: &Draft, sources: &[Reading]) {
     const KEY: &str = "connections";
     let (table, connections) = (&draft.tables.postgres, draft.config.postgres.connections);
-    let groups = effect_groups(sources);
-    let needed = groups + CONNECTIONS_BESIDE_EFFECTS;
+    let lanes = lanes(sources);
+    let needed = lanes * CONNECTIONS_PER_LANE;
     if connections >= needed
         || table.failed(KEY)
         || sources.iter().any(|source| source.table.failed("effect"))
@@ -265,8 +265,8 @@ fn connections(draft: &Draft, sources: &[Reading]) {
         return;
     }
     let message = format!(
-        "postgres.connections is {connections}, and {groups} effect groups need {needed} (one each and \
-         {CONNECTIONS_BESIDE_EFFECTS} more): slow effects would hold all connections, and other sources wait"
+        "postgres.connections is {connections}, and {lanes} effects need {needed} ({CONNECTIONS_PER_LANE} each; no \
+         effect counts as one): slow effects would hold all connections, and other sources wait"
     );
     tell(table, Severity::Error, KEY, message);
 }

@@ -489,16 +489,14 @@ fn slow_effects_leave_connections_to_others() {
         };
         (0..count).map(source).collect()
     };
-    // Source a, without an effect, is a group too.
-    let six = format!("{}postgres.connections = 8", sources(5));
-    let seven = format!("{}postgres.connections = 8", sources(6));
-    takes(&[six.as_str(), sources(30).as_str()]);
-    refuses(&[(&seven, &["postgres.connections is 8, and 7 effect groups need 9"])]);
-    assert_eq!(load(&six).postgres.connections, 8);
-    assert_eq!(load(&sources(5)).postgres.connections, 8);
-    assert_eq!(load(&sources(30)).postgres.connections, 33);
-    let shared = seven.replace("effect = ", "effect_group = \"g\", effect = ");
-    takes(&[shared.as_str()]);
+    // Source a, without an effect, counts too.
+    let four = format!("{}postgres.connections = 8", sources(3));
+    let five = format!("{}postgres.connections = 8", sources(4));
+    takes(&[four.as_str(), sources(30).as_str()]);
+    refuses(&[(&five, &["postgres.connections is 8, and 5 effects need 10"])]);
+    assert_eq!(load(&four).postgres.connections, 8);
+    assert_eq!(load(&sources(3)).postgres.connections, 8);
+    assert_eq!(load(&sources(30)).postgres.connections, 62);
 }
 
 #[test]

@@ -118,17 +118,22 @@ comment on function hapax.json(hapax.event) is
 -- Names one history of this database. Changes with a restart, a promotion, a restored copy, another database, a
 -- rewritten or truncated ledger, and by hand (the epoch). Fails on a standby.
 create function hapax.generation() returns bytea
-    language sql stable as
+    language plpgsql stable as
 $$
-    select pg_catalog.substr(pg_catalog.sha256(pg_catalog.convert_to(pg_catalog.concat_ws('/',
-        i.epoch,
-        (select c.system_identifier from pg_catalog.pg_control_system() c),
-        pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
-        extract(epoch from pg_catalog.pg_postmaster_start_time()),
-        (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()),
-        (select r.relfilenode from pg_catalog.pg_class r where r.oid = 'hapax.ledger'::pg_catalog.regclass)
-    ), 'UTF8')), 1, 6)
-    from hapax.installation i
+declare
+    epoch uuid;
+begin
+    -- In plpgsql, since its plans are kept: this runs with every batch.
+    select i.epoch into strict epoch from hapax.installation i;
+    return substr(sha256(convert_to(concat_ws('/',
+        epoch,
+        (pg_control_system()).system_identifier,
+        substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8),
+        extract(epoch from pg_postmaster_start_time()),
+        -- The oid of the database and the file node of the ledger.
+        pg_relation_filepath('hapax.ledger')
+    ), 'UTF8')), 1, 6);
+end
 $$;
 
 -- Records a batch: ledger rows, effects, bodies, in the caller's transaction. Keys are sorted and unique.
@@ -155,42 +160,44 @@ $$
 declare
     total constant integer := cardinality(keys);
     outcome text[] := array_fill(null::text, array[total]);
+    taken bytea[];
     pending integer[];
     fresh integer[];
     kept integer[];
-    plain integer[];
+    together integer[];
     dropped bytea[];
-    call constant text := format(
-        'select %s(row(u.source, u.scope, u.id, u.type, u.key, null, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event) '
-        'from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) with ordinality '
-        'as u(source, scope, id, type, key, digest, body, headers, time, at) where u.at = any ($10)', effect);
+    events hapax.event[];
+    chosen hapax.event[];
     called bigint;
     started timestamptz;
     spent boolean := false;
     raised text;
     message text;
+    ignored text;
     i integer;
     row_at record;
 begin
     row_digests := array_fill(null::bytea, array[total]);
-    row_statuses := array_fill(null::text, array[total]);
-    sqlstates := row_statuses;
-    messages := row_statuses;
-    perform set_config('lock_timeout', ledger_lock_timeout, true), set_config('synchronous_commit', commit_mode, true);
+    row_statuses := outcome;
+    sqlstates := outcome;
+    messages := outcome;
+    -- Assignments of single expressions are evaluated without the executor; the usual batch needs few statements.
+    ignored := set_config('lock_timeout', ledger_lock_timeout, true);
+    ignored := set_config('synchronous_commit', commit_mode, true);
 
     -- Insert; what is not inserted is decided from a row that was read in a later statement; a row that is gone
     -- by then (purged meanwhile) is inserted again.
-    pending := array(select generate_series(1, total));
     for round in 1..10 loop
-        fresh := '{}';
         if one_by_one then
-            foreach i in array pending loop
+            taken := '{}';
+            for i in 1..total loop
+                continue when outcome[i] is not null;
                 begin
                     insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
                     values (now(), now(), tokens[i], 'done', keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
                     on conflict do nothing;
                     if found then
-                        fresh := fresh || i;
+                        taken := taken || keys[i];
                     end if;
                 exception when lock_not_available then
                     outcome[i] := 'l';
@@ -206,34 +213,38 @@ begin
                 on conflict do nothing
                 returning key
             )
-            select coalesce(array_agg(u.at order by u.at), '{}') into fresh
-            from inserted join unnest(keys) with ordinality as u(key, at) using (key);
+            select coalesce(array_agg(inserted.key), '{}') into taken from inserted;
         end if;
-        foreach i in array fresh loop
-            outcome[i] := 'a';
-        end loop;
-        exit when cardinality(fresh) = cardinality(pending);
+        if cardinality(taken) = total then
+            outcome := array_fill('a'::text, array[total]);
+            exit;
+        end if;
         for row_at in
-            select u.at::integer as i, l.digest, l.status::text as status, l.token
+            select u.at::integer as i, u.key = any (taken) as is_new, l.digest, l.status::text as status, l.token
             from unnest(keys) with ordinality as u(key, at) join hapax.ledger l using (key)
-            where u.at = any (pending) and outcome[u.at::integer] is null
+            where outcome[u.at::integer] is null
         loop
-            outcome[row_at.i] := case when row_at.token = tokens[row_at.i] then 'o' else 'd' end;
-            row_digests[row_at.i] := row_at.digest;
-            row_statuses[row_at.i] := row_at.status;
+            i := row_at.i;
+            if row_at.is_new then
+                outcome[i] := 'a';
+            else
+                outcome[i] := case when row_at.token = tokens[i] then 'o' else 'd' end;
+                row_digests[i] := row_at.digest;
+                row_statuses[i] := row_at.status;
+            end if;
         end loop;
-        pending := array(select u.i from generate_subscripts(outcome, 1) as u(i) where outcome[u.i] is null);
+        pending := array_positions(outcome, null);
         exit when cardinality(pending) = 0;
     end loop;
-    if array_position(outcome, null) is not null then
+    if cardinality(pending) > 0 then
         raise exception 'hapax: ledger rows come and go' using errcode = '40001';
     end if;
-
-    fresh := array(select u.i from generate_subscripts(outcome, 1) as u(i) where outcome[u.i] = 'a');
+    fresh := array_positions(outcome, 'a');
     kept := fresh;
+
     if effect is not null and cardinality(fresh) > 0 then
         -- From here statement_timeout bounds the waits, not the short time-out for ledger rows.
-        perform set_config('lock_timeout', '0', true);
+        ignored := set_config('lock_timeout', '0', true);
         if effect_group is not null then
             begin
                 perform pg_advisory_xact_lock(hashtextextended('hapax effect group ' || effect_group, 0));
@@ -242,23 +253,44 @@ begin
                 raise exception 'hapax: effect group % is busy', effect_group using errcode = '40001';
             end;
         end if;
-        plain := case when one_by_one then '{}' else array(select u.i from unnest(fresh) as u(i) where not careful[u.i]) end;
-        if cardinality(plain) > 0 then
-            execute call using sources, scopes, ids, types, keys, digests, bodies, headers, times, plain;
+        events := array(
+            select row(u.source, u.scope, u.id, u.type, u.key, null, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event
+            from unnest(sources, scopes, ids, types, keys, digests, bodies, headers, times)
+                as u(source, scope, id, type, key, digest, body, headers, time)
+        );
+        if one_by_one then
+            together := '{}';
+        elsif cardinality(fresh) = total and not (true = any (careful)) then
+            together := fresh;
+        else
+            together := array(select u.i from unnest(fresh) as u(i) where not careful[u.i]);
+        end if;
+        if cardinality(together) > 0 then
+            -- Short statements, since they are planned anew for each batch; the shorter one for an idle gateway.
+            if cardinality(together) = 1 then
+                execute format('select %s($1)', effect) using events[together[1]];
+            else
+                chosen := events;
+                if cardinality(together) < total then
+                    chosen := array(select events[u.i] from unnest(together) as u(i));
+                end if;
+                execute format('select %s(e) from unnest($1) as e', effect) using chosen;
+            end if;
             get diagnostics called = row_count;
-            if called <> cardinality(plain) then
-                raise exception 'hapax: effect % ran % times for % events', effect, called, cardinality(plain);
+            if called <> cardinality(together) then
+                raise exception 'hapax: effect % ran % times for % events', effect, called, cardinality(together);
             end if;
         end if;
         started := clock_timestamp();
         foreach i in array fresh loop
-            continue when i = any (plain);
+            exit when cardinality(together) = total;
+            continue when i = any (together);
             if spent or clock_timestamp() - started > effect_budget then
                 outcome[i] := 'n';
                 continue;
             end if;
             begin
-                execute call using sources, scopes, ids, types, keys, digests, bodies, headers, times, array[i];
+                execute format('select %s($1)', effect) using events[i];
                 get diagnostics called = row_count;
                 if called <> 1 then
                     raise exception 'hapax: effect % ran % times for one event', effect, called;
@@ -285,8 +317,8 @@ begin
             update hapax.ledger l set status = 'rejected'
             where l.key = any (array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] = 'r'));
         end if;
-        dropped := array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] in ('f', 'n'));
-        if cardinality(dropped) > 0 then
+        if 'f' = any (outcome) or 'n' = any (outcome) then
+            dropped := array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] in ('f', 'n'));
             delete from hapax.ledger l where l.key = any (dropped);
             kept := array(select u.i from unnest(fresh) as u(i) where outcome[u.i] in ('a', 'r'));
         end if;
@@ -304,9 +336,9 @@ begin
 
     -- Last words, after everything that an effect may have changed.
     set constraints all immediate;
-    perform set_config('synchronous_commit', commit_mode, true);
+    ignored := set_config('synchronous_commit', commit_mode, true);
     -- statement_timeout would end a COMMIT's wait for a standby, and the commit would look like any other.
-    perform set_config('statement_timeout', '0', true);
+    ignored := set_config('statement_timeout', '0', true);
     outcomes := array_to_string(outcome, '');
     generation := hapax.generation();
 end

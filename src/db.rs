@@ -2,14 +2,19 @@
 //!
 //! No query here knows an event.
 
-use std::str::FromStr;
+use std::convert::Infallible;
+use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
+use std::str::FromStr as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
-use tokio_postgres::config::TargetSessionAttrs;
+use tokio::task::JoinHandle;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::config;
@@ -42,7 +47,7 @@ impl Trouble {
     pub fn of(error: &tokio_postgres::Error) -> Self {
         match error.code() {
             Some(code) => Self::of_code(code),
-            // No SQLSTATE: the error was made on this side. A request that could not be encoded never left.
+            // No SQLSTATE: the error was made on this side.
             None if error.is_closed() || !is_local(error) => Self::Lost,
             None => Self::Statement,
         }
@@ -72,7 +77,8 @@ impl Trouble {
     }
 }
 
-/// Errors of this side that say nothing about the connection: a parameter or a column that does not fit.
+/// Errors of this side that say nothing about the connection: a column that does not fit. (A parameter that cannot be
+/// encoded has an I/O error as its cause and counts as a lost connection, which is the safe side.)
 fn is_local(error: &tokio_postgres::Error) -> bool {
     use std::error::Error as _;
     let source = error.source();
@@ -90,19 +96,94 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
     }
 }
 
-/// Reads the DSN; read-write servers only, and a dead peer is noticed.
-///
-/// # Errors
-/// What is wrong with the DSN, without its password.
-pub fn parse_url(settings: &config::Postgres) -> Result<tokio_postgres::Config, tokio_postgres::Error> {
-    let mut parsed = tokio_postgres::Config::from_str(&settings.url.0)?;
-    if parsed.get_application_name().is_none() {
-        parsed.application_name("hapax");
+/// The servers that a DSN names. The first that takes writes is connected to; each has `connect_timeout` to itself, so
+/// that one that is dead or stopped does not keep the others from being tried.
+#[derive(Debug, Clone)]
+pub struct Servers {
+    each: Vec<tokio_postgres::Config>,
+    timeout: Duration,
+}
+
+impl Servers {
+    /// Reads the DSN.
+    ///
+    /// # Errors
+    /// What is wrong with it, without its password.
+    pub fn parse(settings: &config::Postgres) -> anyhow::Result<Self> {
+        let parsed = tokio_postgres::Config::from_str(&settings.url.0)?;
+        let ports = parsed.get_ports();
+        let port_of = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+        let mut each: Vec<_> = Vec::new();
+        for (at, host) in parsed.get_hosts().iter().enumerate() {
+            let mut server = without_hosts(&parsed);
+            match host {
+                Host::Tcp(name) => server.host(name),
+                Host::Unix(path) => server.host_path(path),
+            };
+            if let Some(address) = parsed.get_hostaddrs().get(at) {
+                server.hostaddr(*address);
+            }
+            each.push(server.port(port_of(at)).connect_timeout(settings.connect_timeout).clone());
+        }
+        anyhow::ensure!(!each.is_empty(), "no host in it");
+        Ok(Self { each, timeout: settings.connect_timeout })
     }
-    parsed.connect_timeout(settings.connect_timeout);
-    parsed.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    parsed.keepalives_idle(Duration::from_secs(30));
-    Ok(parsed)
+
+    /// How long it takes at most to try them all.
+    fn limit(&self) -> Duration {
+        self.timeout * u32::try_from(self.each.len()).unwrap_or(u32::MAX)
+    }
+
+    async fn connect(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+        let mut last = tokio_postgres::Error::__private_api_timeout();
+        for server in &self.each {
+            // The driver's own time-out ends with the TCP connection; a stopped server accepts that and says nothing.
+            match tokio::time::timeout(self.timeout, server.connect(NoTls)).await {
+                Ok(Ok((client, connection))) => {
+                    // The client's own calls report what is wrong.
+                    let task = tokio::spawn(async move { drop(connection.await) });
+                    return Ok((client, task));
+                }
+                Ok(Err(error)) => last = error,
+                Err(_elapsed) => last = tokio_postgres::Error::__private_api_timeout(),
+            }
+        }
+        Err(last)
+    }
+}
+
+/// All that a DSN says, but for the servers; read-write ones only, and a dead peer is noticed.
+fn without_hosts(parsed: &tokio_postgres::Config) -> tokio_postgres::Config {
+    let mut server = tokio_postgres::Config::new();
+    if let Some(user) = parsed.get_user() {
+        server.user(user);
+    }
+    if let Some(password) = parsed.get_password() {
+        server.password(password);
+    }
+    if let Some(database) = parsed.get_dbname() {
+        server.dbname(database);
+    }
+    if let Some(options) = parsed.get_options() {
+        server.options(options);
+    }
+    server
+        .application_name(parsed.get_application_name().unwrap_or("hapax"))
+        .ssl_mode(parsed.get_ssl_mode())
+        .channel_binding(parsed.get_channel_binding())
+        .target_session_attrs(TargetSessionAttrs::ReadWrite)
+        .keepalives_idle(Duration::from_secs(30));
+    server
+}
+
+/// For the pool.
+impl deadpool_postgres::Connect for Servers {
+    fn connect(
+        &self,
+        _: &tokio_postgres::Config,
+    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + '_>> {
+        Box::pin(Servers::connect(self))
+    }
 }
 
 /// The pool that recording uses. Making it connects to nothing.
@@ -110,30 +191,46 @@ pub fn parse_url(settings: &config::Postgres) -> Result<tokio_postgres::Config, 
 /// # Errors
 /// What is wrong with the DSN.
 pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
+    let servers = Servers::parse(settings)?;
+    let limit = servers.limit();
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(parse_url(settings)?, NoTls, manager_config);
-    let timeouts = Timeouts {
-        wait: Some(settings.record_timeout),
-        create: Some(settings.connect_timeout),
-        recycle: Some(settings.connect_timeout),
-    };
+    let manager = Manager::from_connect(tokio_postgres::Config::new(), servers, manager_config);
+    let timeouts =
+        Timeouts { wait: Some(settings.record_timeout), create: Some(limit), recycle: Some(limit) };
     let builder = Pool::builder(manager).max_size(settings.connections).runtime(Runtime::Tokio1);
     Ok(builder.timeouts(timeouts).build()?)
 }
 
-/// A connection of its own, outside the pool: heartbeat, migrations, readiness.
+/// A connection outside of the pool, for heartbeat, migrations, readiness. Dropping it closes the connection, even if
+/// an answer is still to come.
+#[derive(Debug)]
+pub struct Session {
+    client: Client,
+    _connection: AbortOnDropHandle<()>,
+}
+
+impl Deref for Session {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+/// Connects outside of the pool.
 ///
 /// # Errors
-/// Those of connecting, and the time-out.
-pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Client> {
-    let connecting = parse_url(settings)?;
-    let (client, connection) =
-        tokio::time::timeout(settings.connect_timeout, connecting.connect(NoTls)).await??;
-    drop(tokio::spawn(async move {
-        // The client's own calls report what is wrong.
-        drop(connection.await);
-    }));
-    Ok(client)
+/// Why no server could be connected to; of the last one tried.
+pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
+    let connected = Servers::parse(settings)?.connect().await;
+    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    Ok(Session { client, _connection: AbortOnDropHandle::new(connection) })
 }
 
 /// Applies what is missing, each migration in a transaction of its own, one gateway at a time. Returns the names
@@ -253,6 +350,9 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
     if !row.get::<_, bool>("is_volatile") {
         return refuse("it is not VOLATILE, so Postgres may leave calls out; declare it VOLATILE");
     }
+    if !row.get::<_, bool>("returns_void") {
+        return refuse("it does not return void: what it returns would be thrown away");
+    }
     if !row.get::<_, bool>("may_execute") {
         return refuse("this role may not execute it: grant execute on the function");
     }
@@ -265,15 +365,11 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
 pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>) {
     let mut failures: u32 = 0;
     loop {
-        match heartbeat_session(&settings, &heartbeat, &mut failures).await {
-            Ok(()) => {}
-            Err(error) => {
-                failures += 1;
-                // One line for each power of two, so that an outage does not fill the log.
-                if failures.is_power_of_two() {
-                    warn!(error = %error, failures, "heartbeat: the generation cannot be read");
-                }
-            }
+        let Err(error) = heartbeat_session(&settings, &heartbeat, &mut failures).await;
+        failures += 1;
+        // One line for each power of two, so that an outage does not fill the log.
+        if failures.is_power_of_two() {
+            warn!(error = format!("{error:#}"), failures, "heartbeat: the generation cannot be read");
         }
         tokio::time::sleep(settings.heartbeat).await;
     }
@@ -283,7 +379,7 @@ async fn heartbeat_session(
     settings: &config::Postgres,
     heartbeat: &Heartbeat,
     failures: &mut u32,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Infallible> {
     let client = connect(settings).await?;
     let statement =
         tokio::time::timeout(settings.connect_timeout, client.prepare("select hapax.generation()")).await??;

@@ -35,7 +35,8 @@ pub enum Seat<T: Clone> {
 #[derive(Debug)]
 pub struct Leader<T: Clone> {
     flights: Arc<Flights<T>>,
-    flight: (EventKey, Digest),
+    /// Taken when it lands: a flight that has started meanwhile is not ours.
+    flight: Option<(EventKey, Digest)>,
 }
 
 impl<T: Clone> Flights<T> {
@@ -51,7 +52,7 @@ impl<T: Clone> Flights<T> {
         match self.lock().entry(flight) {
             Entry::Vacant(entry) => {
                 entry.insert(Vec::new());
-                Seat::Leader(Leader { flights: Arc::clone(self), flight })
+                Seat::Leader(Leader { flights: Arc::clone(self), flight: Some(flight) })
             }
             Entry::Occupied(entry) if entry.get().len() >= self.waiters_max => Seat::Full,
             Entry::Occupied(mut entry) => {
@@ -69,15 +70,16 @@ impl<T: Clone> Flights<T> {
 
 impl<T: Clone> Leader<T> {
     /// Gives the result to all who joined; later deliveries start anew.
-    pub fn land(self, result: &T) {
+    pub fn land(mut self, result: &T) {
         for follower in self.take_followers() {
             // A follower that is gone needs no answer.
             drop(follower.send(result.clone()));
         }
     }
 
-    fn take_followers(&self) -> Vec<oneshot::Sender<T>> {
-        self.flights.lock().remove(&self.flight).unwrap_or_default()
+    fn take_followers(&mut self) -> Vec<oneshot::Sender<T>> {
+        let flight = self.flight.take();
+        flight.and_then(|flight| self.flights.lock().remove(&flight)).unwrap_or_default()
     }
 }
 

@@ -122,8 +122,9 @@ impl Running {
         tokio::time::sleep(drain).await;
         self.closing.stop.cancel();
         self.admin_closing.stop.cancel();
-        if !self.tasks.finish(self.settings.deadline).await {
-            warn!("stopping: some work did not end within the deadline");
+        // No source's deadline is longer than the drain time.
+        if !self.tasks.finish(self.settings.drain).await {
+            warn!("stopping: some work did not end within the drain time");
         }
         info!("stopped");
     }

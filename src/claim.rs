@@ -36,9 +36,16 @@ pub enum Claim {
 }
 
 /// A claim that is ours; to be settled or released.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Lease {
-    token: String,
+    /// `L <token>`
+    marker: Arc<str>,
+}
+
+impl Lease {
+    fn random() -> Self {
+        Self { marker: marker::lease(rand::random()).into() }
+    }
 }
 
 /// Which tier caught a duplicate.
@@ -108,9 +115,8 @@ impl FastTier {
             FastTierKind::Memory | FastTierKind::Off => (None, false),
         };
         let remembers = !matches!(settings.kind, FastTierKind::Off);
-        let memory_ttl = if redis.is_some() { settings.memory_ttl } else { settings.ttl };
         let memory = remembers.then(|| Cache::new(settings.memory_events));
-        Ok(Self { memory, memory_ttl, redis, refuse_without_redis, heartbeat })
+        Ok(Self { memory, memory_ttl: settings.memory_ttl, redis, refuse_without_redis, heartbeat })
     }
 
     /// Whether this process remembers the event as done; the digest is that of the committed body.
@@ -130,11 +136,11 @@ impl FastTier {
     pub async fn claim(&self, key: &EventKey, wait: Duration) -> Result<Claim, Code> {
         let Some(redis) = &self.redis else { return Ok(Claim::Unclaimed) };
         let give_up = Instant::now() + wait;
-        let token = redis::random_token();
+        let lease = Lease::random();
         let mut pause = Duration::from_millis(5);
         loop {
-            let claim = match redis.claim(key, &token).await {
-                Ok(found) => self.judge(found, &token),
+            let claim = match redis.claim(key, &lease.marker).await {
+                Ok(found) => self.judge(key, found, &lease),
                 Err(redis::Away) if self.refuse_without_redis => return Err(Code::FastTierRefused),
                 Err(redis::Away) => Claim::Unclaimed,
             };
@@ -147,26 +153,26 @@ impl FastTier {
         }
     }
 
-    fn judge(&self, found: redis::Found, token: &str) -> Claim {
-        match found {
-            redis::Found::Set => Claim::Held(Lease { token: token.to_owned() }),
-            redis::Found::Value(value) => match marker::read(&value) {
-                // A reply that was lost and asked for again by the client library.
-                marker::Marker::Lease(owner) if owner == token => {
-                    Claim::Held(Lease { token: token.to_owned() })
-                }
-                marker::Marker::Lease(_) => Claim::Foreign,
-                marker::Marker::Done { generation, digest } => {
-                    let current = self.heartbeat.current(Instant::now());
-                    if current.is_some_and(|current| current.text() == generation) {
-                        Claim::Done(digest)
-                    } else {
-                        Claim::Unclaimed
-                    }
-                }
-                marker::Marker::Unknown => Claim::Unclaimed,
-            },
-            redis::Found::Nothing => Claim::Unclaimed,
+    fn judge(&self, key: &EventKey, found: redis::Found, lease: &Lease) -> Claim {
+        let value = match found {
+            redis::Found::Set => return Claim::Held(lease.clone()),
+            redis::Found::Nothing => return Claim::Unclaimed,
+            redis::Found::Value(value) => value,
+        };
+        // A reply that was lost and asked for again by the client library.
+        if lease.marker.as_bytes() == value {
+            return Claim::Held(lease.clone());
+        }
+        let now = Instant::now();
+        match marker::read(&value) {
+            marker::Marker::Lease => Claim::Foreign,
+            marker::Marker::Done { generation, digest }
+                if self.heartbeat.current(now) == Some(generation) =>
+            {
+                self.remember(*key, digest, generation, now);
+                Claim::Done(digest)
+            }
+            marker::Marker::Done { .. } | marker::Marker::Unknown => Claim::Unclaimed,
         }
     }
 
@@ -178,31 +184,24 @@ impl FastTier {
     /// replace costs one question more.
     pub fn settle(&self, event: &Event, digest: Digest, generation: Generation) {
         let digest = ShortDigest::of(digest);
-        self.remember(event.key, digest, generation);
+        self.remember(event.key, digest, generation, Instant::now());
         if let Some(redis) = &self.redis {
             redis.settle(&event.key, marker::done(generation, digest));
         }
     }
 
-    /// Keeps what Redis knows for the next delivery to this process.
-    pub fn remember(&self, key: EventKey, digest: ShortDigest, generation: Generation) {
+    /// For the next delivery to this process.
+    fn remember(&self, key: EventKey, digest: ShortDigest, generation: Generation, now: Instant) {
         if let Some(memory) = &self.memory {
-            let until = Instant::now() + self.memory_ttl;
-            memory.insert(key, Remembered { digest, generation, until });
+            memory.insert(key, Remembered { digest, generation, until: now + self.memory_ttl });
         }
     }
 
     /// Gives a claim back, so that the next delivery need not wait; at most one command's time-out long.
     pub async fn release(&self, key: &EventKey, lease: Lease) {
         if let Some(redis) = &self.redis {
-            redis.release(key, &lease.token).await;
+            redis.release(key, &lease.marker).await;
         }
-    }
-
-    /// The generation whose markers count now.
-    #[must_use]
-    pub fn generation(&self) -> Option<Generation> {
-        self.heartbeat.current(Instant::now())
     }
 }
 

@@ -262,11 +262,6 @@ pub struct Source {
     pub scope: Arc<str>,
     /// `effect = "schema.function" | "none"`
     pub effect: Effect,
-    /// `effect_parallel = false`: effects of different events never lock the same rows.
-    pub effect_parallel: bool,
-    /// `effect_group = "name"`: effects that write the same rows share one. Default: the effect's name, which is
-    /// `none` if there is none.
-    pub effect_group: String,
     /// `on_mismatch = "report" | "refuse"`
     pub on_mismatch: OnMismatch,
     /// `tolerance = "5m"`: overrides the scheme's; `"off"` checks no clock.
@@ -296,8 +291,6 @@ impl Source {
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,
-            effect_parallel: false,
-            effect_group: String::new(),
             on_mismatch: OnMismatch::Report,
             tolerance: None,
             id_max: 512,
@@ -309,13 +302,19 @@ impl Source {
     }
 }
 
-/// The business effect of a source.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// The business effect of a source. Sources with equal effects share their batches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Effect {
     /// Only the ledger.
     None,
-    /// `schema.function`, called with a `hapax.event`.
-    Function(String),
+    /// A function that is called with a `hapax.event`.
+    Function {
+        /// `schema.function`
+        name: String,
+        /// `effect_group`, by default the function's name: batches of one group run one after the other, over all
+        /// gateways, since they may lock the same rows. None with `effect_parallel`.
+        group: Option<String>,
+    },
 }
 
 /// What to do when an id comes again with another body.

@@ -181,7 +181,8 @@ impl deadpool_postgres::Connect for Servers {
     fn connect(
         &self,
         _: &tokio_postgres::Config,
-    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + '_>>
+    {
         Box::pin(Servers::connect(self))
     }
 }

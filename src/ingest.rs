@@ -210,12 +210,7 @@ impl Gateway {
         let claim = claim
             .map_err(|code| Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) })?;
         let (lease, how) = match claim {
-            Claim::Done(committed) => {
-                if let Some(generation) = self.tier.generation() {
-                    self.tier.remember(event.key, committed, generation);
-                }
-                return Ok(known(event, committed, Tier::Redis));
-            }
+            Claim::Done(committed) => return Ok(known(event, committed, Tier::Redis)),
             Claim::Held(lease) => (Some(lease), How::Batched),
             Claim::Unclaimed => (None, How::Batched),
             Claim::Foreign => (None, How::Alone),

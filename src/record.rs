@@ -85,25 +85,6 @@ pub enum How {
     Alone,
 }
 
-/// Sources whose events may share a batch.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct LaneKey {
-    effect: Option<String>,
-    group: Option<String>,
-}
-
-impl LaneKey {
-    fn of(source: &Source) -> Self {
-        match &source.effect {
-            Effect::None => Self { effect: None, group: None },
-            Effect::Function(name) => Self {
-                effect: Some(name.clone()),
-                group: (!source.effect_parallel).then(|| source.effect_group.clone()),
-            },
-        }
-    }
-}
-
 struct Lane {
     queue: mpsc::Sender<Job>,
     writer: Arc<Writer>,
@@ -113,7 +94,7 @@ struct Lane {
 
 /// Takes events and gives back what Postgres says of them.
 pub struct Recorder {
-    lanes: HashMap<LaneKey, Lane>,
+    lanes: HashMap<Effect, Lane>,
     queue_bytes: Arc<Semaphore>,
     record_timeout: Duration,
     mode_alone: Mode,
@@ -140,9 +121,9 @@ impl Recorder {
     ) -> Self {
         let mut lanes = HashMap::new();
         for source in sources {
-            lanes.entry(LaneKey::of(source)).or_insert_with_key(|key| {
+            lanes.entry(source.effect.clone()).or_insert_with_key(|effect| {
                 let (queue, incoming) = mpsc::channel(settings.queue_events);
-                let writer = Writer::new(pool.clone(), settings, key.effect.as_deref(), key.group.clone());
+                let writer = Writer::new(pool.clone(), settings, effect);
                 let writer = Arc::new(writer);
                 let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
                 tasks.spawn_loop("lane", lane.run());
@@ -174,7 +155,7 @@ impl Recorder {
         deadline: Instant,
         how: How,
     ) -> Result<Recorded, RecordError> {
-        let Some(lane) = self.lanes.get(&LaneKey::of(source)) else {
+        let Some(lane) = self.lanes.get(&source.effect) else {
             return Err(RecordError::new(Code::Internal, Dependency::None, "source without a lane"));
         };
         let deadline = deadline.min(Instant::now() + self.record_timeout);

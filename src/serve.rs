@@ -139,7 +139,7 @@ fn millis(duration: Duration) -> u64 {
 pub fn effects(config: &Config) -> Vec<String> {
     let functions = config.sources.values().filter_map(|source| match &source.effect {
         Effect::None => None,
-        Effect::Function(name) => Some(name.clone()),
+        Effect::Function { name, .. } => Some(name.clone()),
     });
     functions.collect::<BTreeSet<_>>().into_iter().collect()
 }

@@ -22,35 +22,35 @@ impl ShortDigest {
 
 /// A value as found.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Marker<'a> {
+pub(super) enum Marker {
     /// Somebody is at work.
-    Lease(&'a str),
-    /// Committed in the named generation.
-    Done { generation: &'a str, digest: ShortDigest },
+    Lease,
+    /// Committed in that generation.
+    Done { generation: Generation, digest: ShortDigest },
     /// Not ours, or of a version that we do not know: says nothing.
     Unknown,
 }
 
-pub(super) fn lease(token: &str) -> String {
-    format!("L {token}")
+pub(super) fn lease(token: [u8; 12]) -> String {
+    format!("L {}", URL_SAFE_NO_PAD.encode(token))
 }
 
 pub(super) fn done(generation: Generation, digest: ShortDigest) -> String {
     format!("D {} {}", generation.text(), URL_SAFE_NO_PAD.encode(digest.0))
 }
 
-pub(super) fn read(value: &[u8]) -> Marker<'_> {
+pub(super) fn read(value: &[u8]) -> Marker {
     let Ok(text) = std::str::from_utf8(value) else { return Marker::Unknown };
-    if let Some(token) = text.strip_prefix("L ") {
-        return Marker::Lease(token);
+    if text.starts_with("L ") {
+        return Marker::Lease;
     }
-    let Some((generation, digest)) = text.strip_prefix("D ").and_then(|rest| rest.split_once(' ')) else {
-        return Marker::Unknown;
-    };
-    match URL_SAFE_NO_PAD.decode(digest).ok().and_then(|bytes| bytes.try_into().ok()) {
-        Some(bytes) => Marker::Done { generation, digest: ShortDigest(bytes) },
-        None => Marker::Unknown,
-    }
+    let done =
+        text.strip_prefix("D ").and_then(|rest| rest.split_once(' ')).and_then(|(generation, digest)| {
+            let generation = Generation::from_bytes(&URL_SAFE_NO_PAD.decode(generation).ok()?)?;
+            let digest = ShortDigest(URL_SAFE_NO_PAD.decode(digest).ok()?.try_into().ok()?);
+            Some(Marker::Done { generation, digest })
+        });
+    done.unwrap_or(Marker::Unknown)
 }
 
 #[cfg(test)]
@@ -62,14 +62,16 @@ mod tests {
         let generation = Generation::from_bytes(&[9, 8, 7, 6, 5, 4]).unwrap();
         let digest = ShortDigest::of(Digest([3; 32]));
         let text = done(generation, digest);
-        assert_eq!(read(text.as_bytes()), Marker::Done { generation: &generation.text(), digest });
+        assert_eq!(read(text.as_bytes()), Marker::Done { generation, digest });
         assert!(text.len() <= 20, "Redis keeps {} bytes in the next larger block", text.len());
-        assert_eq!(read(lease("abc").as_bytes()), Marker::Lease("abc"));
+        assert_eq!(read(lease([7; 12]).as_bytes()), Marker::Lease);
     }
 
     #[test]
     fn anything_else_says_nothing() {
-        for value in ["", "D", "D ", "D x", "D x y", "D abcdefgh AAAAAAA!", "1", "done", "l abc"] {
+        for value in
+            ["", "D", "D ", "D x", "D x y", "D abcdefgh AAAAAAA!", "D abcdefg AAAAAAAA", "1", "done", "l abc"]
+        {
             assert_eq!(read(value.as_bytes()), Marker::Unknown, "{value:?}");
         }
         assert_eq!(read(&[0xff, 0xfe]), Marker::Unknown);

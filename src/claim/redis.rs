@@ -16,7 +16,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::marker;
 use crate::config;
 use crate::identify::EventKey;
 use crate::metrics::{Metrics, RedisTrouble};
@@ -100,10 +99,6 @@ pub(super) struct RedisTier {
     metrics: Arc<Metrics>,
 }
 
-pub(super) fn random_token() -> String {
-    URL_SAFE_NO_PAD.encode(rand::random::<[u8; 12]>())
-}
-
 impl RedisTier {
     pub(super) fn start(
         settings: &config::Redis,
@@ -146,17 +141,17 @@ impl RedisTier {
     }
 
     /// One command, `SET key lease NX GET PX`.
-    pub(super) async fn claim(&self, key: &EventKey, token: &str) -> Result<Found, Away> {
+    pub(super) async fn claim(&self, key: &EventKey, lease: &str) -> Result<Found, Away> {
         let Used { mut connection, abilities, number } = self.live().ok_or(Away)?;
-        let (key, lease) = (self.key(key), marker::lease(token));
+        let key = self.key(key);
         let asked = timeout(self.timeout, async {
             if abilities.nx_get {
                 let mut command = redis::cmd("SET");
-                command.arg(&key).arg(&lease).arg("NX").arg("GET").arg("PX").arg(self.lease_ms);
+                command.arg(&key).arg(lease).arg("NX").arg("GET").arg("PX").arg(self.lease_ms);
                 command.query_async::<Value>(&mut connection).await.map(|old| (Value::Nil, old))
             } else {
                 let mut pair = redis::pipe();
-                pair.cmd("SET").arg(&key).arg(&lease).arg("NX").arg("PX").arg(self.lease_ms);
+                pair.cmd("SET").arg(&key).arg(lease).arg("NX").arg("PX").arg(self.lease_ms);
                 pair.cmd("GET").arg(&key);
                 pair.query_async::<(Value, Value)>(&mut connection).await
             }
@@ -192,13 +187,13 @@ impl RedisTier {
     }
 
     /// Deletes our own lease and nobody else's.
-    pub(super) async fn release(&self, key: &EventKey, token: &str) {
+    pub(super) async fn release(&self, key: &EventKey, lease: &str) {
         let Some(Used { mut connection, abilities: Abilities { scripts: true, .. }, number }) = self.live()
         else {
             return;
         };
         let mut call = self.release.prepare_invoke();
-        call.key(self.key(key)).arg(marker::lease(token));
+        call.key(self.key(key)).arg(lease);
         match timeout(self.timeout, call.invoke_async::<i64>(&mut connection)).await {
             Ok(Ok(_deleted)) => {}
             Ok(Err(error)) => self.count_failure(number, classify(&error), error.category()),

@@ -2,7 +2,6 @@
 //!
 //! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement.
 
-use super::Effect;
 use crate::settings::Table;
 
 /// Longest name of a group, in bytes.
@@ -15,19 +14,19 @@ const IDENTIFIER_MAX: usize = 63;
 const NO_EFFECT: &str = "none";
 
 /// `effect`
-pub(super) fn effect(table: &mut Table) -> Effect {
+pub(super) fn effect(table: &mut Table) -> Option<String> {
     const KEY: &str = "effect";
     const WANTED: &str = "give \"none\" or \"schema.function\"";
-    let Some(text) = table.text(KEY) else { return Effect::None };
+    let text = table.text(KEY)?;
     match text.as_str() {
-        NO_EFFECT => return Effect::None,
+        NO_EFFECT => {}
         "pull" => table.error(KEY, format!("\"pull\" is not available in this version: {WANTED}")),
         _ => match function_problem(&text) {
-            None => return Effect::Function(text),
+            None => return Some(text),
             Some(problem) => table.error(KEY, format!("{text:?} {problem}: {WANTED}")),
         },
     }
-    Effect::None
+    None
 }
 
 /// The text becomes part of a statement, so it must be two identifiers and nothing else.
@@ -68,24 +67,21 @@ fn identifier(text: &str) -> Option<(usize, &str)> {
 }
 
 /// `effect_parallel`
-pub(super) fn effect_parallel(table: &mut Table, effect: &Effect) -> bool {
+pub(super) fn effect_parallel(table: &mut Table, effect: Option<&str>) -> bool {
     const KEY: &str = "effect_parallel";
     let parallel = table.flag(KEY);
-    if parallel == Some(true) && *effect == Effect::None && !table.failed("effect") {
+    if parallel == Some(true) && effect.is_none() && !table.failed("effect") {
         table.warning(KEY, "has no effect without an effect");
     }
     parallel.unwrap_or(false)
 }
 
 /// `effect_group`
-pub(super) fn effect_group(table: &mut Table, effect: &Effect) -> String {
+pub(super) fn effect_group(table: &mut Table, effect: Option<&str>) -> String {
     const KEY: &str = "effect_group";
-    let default = match effect {
-        Effect::None => NO_EFFECT.to_owned(),
-        Effect::Function(name) => name.clone(),
-    };
+    let default = effect.unwrap_or(NO_EFFECT).to_owned();
     let Some(group) = table.text(KEY) else { return default };
-    if *effect == Effect::None {
+    if effect.is_none() {
         if !table.failed("effect") {
             table.error(KEY, "names a group of effects, but this source has none: remove it, or give effect");
         }

@@ -97,8 +97,7 @@ impl Draft {
 
 /// How many effects are recorded beside each other; sources without an effect are one.
 pub(super) fn lanes(sources: &[Reading]) -> usize {
-    let lane = |source: &Reading| (source.draft.effect.clone(), source.draft.effect_group.clone());
-    sources.iter().map(lane).collect::<BTreeSet<_>>().len()
+    sources.iter().map(|source| source.draft.effect()).collect::<BTreeSet<_>>().len()
 }
 
 fn server(table: &mut Table) -> Server {

@@ -278,7 +278,7 @@ fn parallel_groups(sources: &[Reading]) {
         let (name, draft) = (&source.draft.name, &source.draft);
         let (first, parallel) =
             *groups.entry(draft.effect_group.as_str()).or_insert((name, draft.effect_parallel));
-        if parallel != draft.effect_parallel && draft.effect != super::Effect::None {
+        if parallel != draft.effect_parallel && draft.effect.is_some() {
             let message = format!(
                 "effect_parallel is {} here and {parallel} in source {first}, but both are in effect group {:?}: \
                  batches of one group either overlap or do not",

@@ -118,7 +118,7 @@ pub(super) struct Draft {
     handshake_secrets: BTreeMap<String, Key>,
     pub(super) public_url: Option<String>,
     scope: Arc<str>,
-    pub(super) effect: Effect,
+    pub(super) effect: Option<String>,
     pub(super) effect_parallel: bool,
     pub(super) effect_group: String,
     pub(super) on_mismatch: OnMismatch,
@@ -129,11 +129,25 @@ pub(super) struct Draft {
     headers: Vec<HeaderName>,
 }
 
+impl Draft {
+    /// What the three keys about the effect come to.
+    pub(super) fn effect(&self) -> Effect {
+        match &self.effect {
+            None => Effect::None,
+            Some(name) => Effect::Function {
+                name: name.clone(),
+                group: (!self.effect_parallel).then(|| self.effect_group.clone()),
+            },
+        }
+    }
+}
+
 impl Reading {
     /// Reports the keys that nobody asked for. `None` only after an error was reported.
     pub(super) fn finish(self) -> Option<Source> {
         self.table.finish();
         let draft = self.draft;
+        let effect = draft.effect();
         Some(Source {
             name: draft.name,
             scheme: self.scheme?,
@@ -141,9 +155,7 @@ impl Reading {
             handshake_secrets: draft.handshake_secrets,
             public_url: draft.public_url,
             scope: draft.scope,
-            effect: draft.effect,
-            effect_parallel: draft.effect_parallel,
-            effect_group: draft.effect_group,
+            effect,
             on_mismatch: draft.on_mismatch,
             tolerance: draft.tolerance,
             id_max: draft.id_max,
@@ -211,8 +223,8 @@ fn read(
         handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
         public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
         scope: scope(&mut table),
-        effect_parallel: effect_parallel(&mut table, &effect),
-        effect_group: effect_group(&mut table, &effect),
+        effect_parallel: effect_parallel(&mut table, effect.as_deref()),
+        effect_group: effect_group(&mut table, effect.as_deref()),
         effect,
         on_mismatch: on_mismatch(&mut table),
         tolerance: tolerance(&mut table),

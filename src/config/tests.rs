@@ -457,12 +457,17 @@ fn effects_are_functions_by_full_name() {
     ]);
     for effect in ["billing.apply_payment", "_a._1", "\"My\".\"Fn\"", "\"a.b\".\"c\"\"d\"", "a.\"é\""] {
         let config = load(&format!("source.a.effect = '{effect}'"));
-        assert_eq!(config.sources["a"].effect, Effect::Function(effect.to_owned()));
-        assert_eq!(config.sources["a"].effect_group, effect);
+        let (name, group) = (effect.to_owned(), Some(effect.to_owned()));
+        assert_eq!(config.sources["a"].effect, Effect::Function { name, group });
     }
     let config = load("source.a.effect = \"none\"\nsource.a.on_error = \"retry\"");
     assert_eq!(config.sources["a"].effect, Effect::None);
-    assert_eq!(load(&format!("{group} = \"g\"")).sources["a"].effect_group, "g");
+    let of = |text: &str| match &load(text).sources["a"].effect {
+        Effect::Function { group, .. } => group.clone(),
+        Effect::None => panic!("no effect"),
+    };
+    assert_eq!(of(&format!("{group} = \"g\"")).as_deref(), Some("g"));
+    assert_eq!(of(&format!("{group} = \"g\"\nsource.a.effect_parallel = true")), None);
     warns_with(&quiet(), &[("source.a.effect_parallel = true", &["has no effect without an effect"])]);
     takes(&["source.a.effect = \"s.f\"\nsource.a.effect_parallel = true"]);
 }
@@ -787,7 +792,7 @@ fn the_default_file_shows_the_defaults_of_a_source() {
     let minimal = load("");
     let minimal = &minimal.sources["a"];
     let debug = |source: &Source| {
-        let parts = (&source.scope, &source.effect, source.effect_parallel, &source.effect_group);
+        let parts = (&source.scope, &source.effect);
         let more = (source.on_mismatch, source.id_max, source.body_max, source.deadline);
         format!("{parts:?} {more:?} {:?}", source.ack)
     };

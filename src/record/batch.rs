@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{RecordError, Recorded};
-use crate::config::{self, Source};
+use crate::config::{self, Effect, Source};
 use crate::db::{self, Trouble};
 use crate::error::{Code, Dependency};
 use crate::generation::Generation;
@@ -148,15 +148,14 @@ pub(super) struct Writer {
 const RECORD: &str = include_str!("../../sql/queries/record.sql");
 
 impl Writer {
-    pub(super) fn new(
-        pool: Pool,
-        settings: &config::Postgres,
-        effect: Option<&str>,
-        group: Option<String>,
-    ) -> Self {
+    pub(super) fn new(pool: Pool, settings: &config::Postgres, effect: &Effect) -> Self {
+        let (effect, group) = match effect {
+            Effect::None => (None, None),
+            Effect::Function { name, group } => (Some(name.clone()), group.clone()),
+        };
         Self {
             pool,
-            effect: effect.map(str::to_owned),
+            effect,
             group,
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),

@@ -18,8 +18,20 @@ use crate::error::Code;
 /// A body that is too large by no more than this is read to its end, so that the sender gets to see the answer
 /// instead of a broken pipe.
 const OVERSHOOT: usize = 256 * 1024;
-/// Bytes in one permit of the buffer budget.
-pub const PERMIT_BYTES: usize = 1024;
+/// Bytes in one permit of a byte budget, so that large budgets fit a semaphore.
+const PERMIT_BYTES: usize = 1024;
+
+/// A limit on bytes in memory.
+#[must_use]
+pub fn byte_budget(bytes: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(permits(bytes) as usize))
+}
+
+/// What that many bytes take out of a budget.
+#[must_use]
+pub fn permits(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX)
+}
 
 /// A request with its whole body, exactly as received; nothing about it is trusted yet.
 #[derive(Debug)]
@@ -72,7 +84,8 @@ async fn collect(
             drain(body, OVERSHOOT.saturating_sub(length - limit)).await;
             return Err(Code::BodyTooLarge);
         }
-        permit.merge(reserve(budget, data.len())?);
+        let more = permits(length).saturating_sub(u32::try_from(permit.num_permits()).unwrap_or(u32::MAX));
+        permit.merge(reserve(budget, more)?);
         // Most bodies come in one piece and are kept without a copy.
         if first.is_empty() {
             first = data;
@@ -88,8 +101,7 @@ async fn collect(
     Ok((whole, permit))
 }
 
-fn reserve(budget: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, Code> {
-    let permits = u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX);
+fn reserve(budget: &Arc<Semaphore>, permits: u32) -> Result<OwnedSemaphorePermit, Code> {
     Arc::clone(budget).try_acquire_many_owned(permits).map_err(|_used_up| Code::Overloaded)
 }
 

@@ -69,8 +69,6 @@ macro_rules! codes {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Code { $(#[doc = $doc] $name,)* }
         impl Code {
-            /// All codes, for metrics that are registered ahead of time.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
             /// The code as it is written in logs, metrics and answers.
             #[must_use]
             pub const fn as_str(self) -> &'static str {

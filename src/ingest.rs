@@ -109,7 +109,7 @@ impl Gateway {
             in_flight_wait: config.in_flight.wait,
             request_log: config.log.requests,
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
-            body_budget: Arc::new(Semaphore::new(config.server.buffered_max / body::PERMIT_BYTES)),
+            body_budget: body::byte_budget(config.server.buffered_max),
             server: config.server.clone(),
             tier,
             recorder,

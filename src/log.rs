@@ -9,8 +9,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt as _;
 
 /// Bytes that may wait to be written.
 const BUFFER_MAX: usize = 4 * 1024 * 1024;
@@ -66,15 +68,15 @@ impl Log {
 
     /// Makes this the destination of `tracing` events of `level` and above.
     pub fn install(&self, level: &str) {
-        let filter = EnvFilter::builder().parse_lossy(format!("warn,hapax={level}"));
-        let subscriber = tracing_subscriber::fmt()
+        let ours = level.parse().unwrap_or(LevelFilter::INFO);
+        let filter = Targets::new().with_default(LevelFilter::WARN).with_target("hapax", ours);
+        let lines = tracing_subscriber::fmt::layer()
             .json()
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false)
-            .with_env_filter(filter)
-            .with_writer(self.clone())
-            .finish();
+            .with_writer(self.clone());
+        let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
         // Fails only if one is installed already, as in tests.
         drop(tracing::subscriber::set_global_default(subscriber));
     }

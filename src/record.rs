@@ -17,6 +17,7 @@ use deadpool_postgres::Pool;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout_at;
 
+use crate::body::{byte_budget, permits};
 use crate::config::{self, Effect, Source};
 use crate::error::{Code, Dependency};
 use crate::generation::Generation;
@@ -106,9 +107,6 @@ impl std::fmt::Debug for Recorder {
     }
 }
 
-/// Bytes in one permit of the queue's byte budget.
-const PERMIT_BYTES: usize = 1024;
-
 impl Recorder {
     /// Starts a lane for every effect that the sources name.
     #[must_use]
@@ -132,7 +130,7 @@ impl Recorder {
         }
         Self {
             lanes,
-            queue_bytes: Arc::new(Semaphore::new((settings.queue_bytes / PERMIT_BYTES).max(1))),
+            queue_bytes: byte_budget(settings.queue_bytes),
             record_timeout: settings.record_timeout,
             mode_alone: Mode {
                 one_by_one: true,
@@ -172,7 +170,7 @@ impl Recorder {
     }
 
     async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Reply {
-        let permits = u32::try_from(delivery.event.body.len() / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
+        let permits = permits(delivery.event.body.len());
         let bytes = Arc::clone(&self.queue_bytes)
             .try_acquire_many_owned(permits)
             .map_err(|_full| overloaded("queue_bytes is reached"))?;

@@ -19,7 +19,7 @@ use crate::ingest::Gateway;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
-use crate::server::{self, Closing};
+use crate::server::{self, Closing, Limits};
 use crate::tasks::Tasks;
 
 /// Pause between looks at a database that is not ready.
@@ -36,7 +36,7 @@ pub struct Running {
     pub admin: SocketAddr,
     closing: Closing,
     admin_closing: Closing,
-    settings: config::Server,
+    drain: Duration,
     tasks: Tasks,
 }
 
@@ -83,31 +83,41 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
         admin: admin_listener.local_addr()?,
         closing: closing.clone(),
         admin_closing: admin_closing.clone(),
-        settings: config.server.clone(),
+        drain: config.server.drain,
         tasks: tasks.clone(),
     };
     let open = metrics.connections.clone();
-    serve_on(listener, config.server.clone(), gateway, closing, open, &tasks);
-    serve_on(admin_listener, admin_limits(&config.server), admin, admin_closing, Gauge::default(), &tasks);
+    serve_on(listener, limits(&config.server), gateway, closing, open, &tasks);
+    serve_on(
+        admin_listener,
+        Limits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits(&config.server) },
+        admin,
+        admin_closing,
+        Gauge::default(),
+        &tasks,
+    );
     info!(listen = %running.listen, admin = %running.admin, sources = config.sources.len(), "listening");
     Ok(running)
 }
 
 fn serve_on<S: server::Service>(
     listener: TcpListener,
-    settings: config::Server,
+    limits: Limits,
     service: S,
     closing: Closing,
     open: Gauge,
     tasks: &Tasks,
 ) {
-    drop(tasks.spawn(server::accept(listener, settings, service, closing, open, tasks.clone())));
+    tasks.spawn_listener("listener", server::accept(listener, limits, service, closing, open, tasks.clone()));
+}
+
+fn limits(server: &config::Server) -> Limits {
+    let config::Server { connections_max, head_max, head_timeout, idle_timeout, .. } = *server;
+    Limits { connections_max, head_max, head_timeout, idle_timeout }
 }
 
 /// Operators come in small numbers.
-fn admin_limits(server: &config::Server) -> config::Server {
-    config::Server { connections_max: 64, ..server.clone() }
-}
+const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Running {
     /// Completes when a background loop has ended by itself, which should never happen.
@@ -123,7 +133,7 @@ impl Running {
         self.closing.stop.cancel();
         self.admin_closing.stop.cancel();
         // No source's deadline is longer than the drain time.
-        if !self.tasks.finish(self.settings.drain).await {
+        if !self.tasks.finish(self.drain).await {
             warn!("stopping: some work did not end within the drain time");
         }
         info!("stopped");

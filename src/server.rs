@@ -18,12 +18,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::config;
 use crate::tasks::Tasks;
 
 /// Pause after the operating system refused a connection (out of file descriptors).
@@ -33,6 +32,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub trait Service: Clone + Send + Sync + 'static {
     /// Answers one request; dropped if the client goes away.
     fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Response<Full<Bytes>>> + Send;
+}
+
+/// What one listener allows.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Open connections; beyond it, new ones wait in the listener's queue.
+    pub connections_max: usize,
+    /// Bytes of request line and headers.
+    pub head_max: usize,
+    /// From the first byte of a head to its last.
+    pub head_timeout: Duration,
+    /// Between two requests on one connection.
+    pub idle_timeout: Duration,
 }
 
 /// How a listener ends.
@@ -64,43 +76,57 @@ pub fn bind(listen: std::net::SocketAddr) -> io::Result<TcpListener> {
 /// Accepts connections until told to stop, then returns; open connections go on in `tasks`.
 pub async fn accept<S: Service>(
     listener: TcpListener,
-    settings: config::Server,
+    limits: Limits,
     service: S,
     closing: Closing,
     open: Gauge,
     tasks: Tasks,
 ) {
-    let permits = Arc::new(Semaphore::new(settings.connections_max));
+    let permits = Arc::new(Semaphore::new(limits.connections_max));
     loop {
-        // At the limit new connections wait in the listener's queue.
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-        let stream = tokio::select! {
-            () = closing.stop.cancelled() => return,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _peer)) => stream,
-                Err(error) => {
-                    warn!(error = %error, "a connection could not be accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
+        let next = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (listener.accept().await, permit)
         };
-        let connection = connection(stream, settings.clone(), service.clone(), closing.clone());
-        let open = open.clone();
-        open.inc();
-        drop(tasks.spawn(async move {
-            connection.await;
-            open.dec();
-            drop(permit);
-        }));
+        let (accepted, permit) = tokio::select! {
+            () = closing.stop.cancelled() => return,
+            next = next => next,
+        };
+        match accepted {
+            Ok((stream, _peer)) => {
+                let place = Place { open: open.clone(), _permit: permit.ok() };
+                place.open.inc();
+                let connection = connection(stream, limits, service.clone(), closing.clone());
+                drop(tasks.spawn(async move {
+                    connection.await;
+                    drop(place);
+                }));
+            }
+            Err(error) => {
+                warn!(error = %error, "a connection could not be accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 
-async fn connection<S: Service>(stream: TcpStream, settings: config::Server, service: S, closing: Closing) {
+/// What an open connection takes; given back even if its task panics.
+struct Place {
+    open: Gauge,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
+}
+
+async fn connection<S: Service>(stream: TcpStream, limits: Limits, service: S, closing: Closing) {
     // Answers are small and complete; waiting to fill a packet only delays them.
     drop(stream.set_nodelay(true));
     let phase = Arc::new(AtomicU8::new(IDLE));
-    let io = TokioIo::new(HeadTimed::new(stream, settings.head_timeout, Arc::clone(&phase)));
+    let io = TokioIo::new(HeadTimed::new(stream, limits.head_timeout, Arc::clone(&phase)));
     let draining = Arc::clone(&closing.draining);
     let service = service_fn(move |request| {
         let (service, phase, draining) = (service.clone(), Arc::clone(&phase), Arc::clone(&draining));
@@ -117,8 +143,8 @@ async fn connection<S: Service>(stream: TcpStream, settings: config::Server, ser
     let connection = http1::Builder::new()
         // Without a timer hyper's time-outs do nothing.
         .timer(TokioTimer::new())
-        .header_read_timeout(settings.idle_timeout)
-        .max_buf_size(settings.head_max)
+        .header_read_timeout(limits.idle_timeout)
+        .max_buf_size(limits.head_max)
         .serve_connection(io, service);
     tokio::pin!(connection);
     let ended = tokio::select! {
@@ -178,6 +204,7 @@ impl AsyncRead for HeadTimed {
                 // One task polls stream and service, so nothing happens between the two.
                 if buf.filled().len() > before && self.phase.load(Ordering::Relaxed) == IDLE {
                     self.phase.store(HEAD, Ordering::Relaxed);
+                    self.timer = None;
                 }
                 Poll::Ready(Ok(()))
             }

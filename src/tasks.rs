@@ -48,6 +48,20 @@ impl Tasks {
         }));
     }
 
+    /// Runs a listener: work that a stop waits for, and that ends by itself then. If it panics, the process stops.
+    pub fn spawn_listener<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let broken = self.broken.clone();
+        drop(self.tracked.spawn(async move {
+            if let Err(panic) = tokio::spawn(work).await {
+                error!(task = name, error = %panic, "a listener ended; the process stops");
+                broken.cancel();
+            }
+        }));
+    }
+
     /// Completes when a background loop has ended by itself.
     pub async fn broken(&self) {
         self.broken.cancelled().await;

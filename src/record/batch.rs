@@ -299,7 +299,7 @@ fn written(row: &Row, expected: usize) -> Result<Written, BatchError> {
         Some(written) if written.outcomes.len() == expected => Ok(written),
         // Committed, but in words of another version; nobody may guess what they mean.
         _ => Err(BatchError {
-            trouble: Trouble::Resources,
+            trouble: Trouble::Statement,
             cause: "hapax.record answered in a form that this version does not know".to_owned(),
         }),
     }

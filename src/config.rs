@@ -4,8 +4,8 @@
 //! `relations` compares values with each other. Only this module reads the file, the environment and files with
 //! secrets.
 //!
-//! Invariant: a [`Config`] exists only if no error was found in the whole file, and no value in it needs another
-//! check elsewhere. A secret is in no message and no `Debug` output.
+//! Invariant: a [`Config`] exists only if no error was found in the whole file, and relations between values
+//! hold. (Whether the stores' URLs lead anywhere shows when connecting.) A secret is in no message and no `Debug` output.
 
 mod effect;
 mod load;
@@ -77,7 +77,7 @@ pub struct Server {
     pub idle_timeout: Duration,
     /// `deadline = "5s"`: from the head to the answer.
     pub deadline: Duration,
-    /// `drain = "10s"`: how long a stopping gateway goes on serving, and finishing.
+    /// `drain = "10s"`: how long a stopping gateway goes on serving, and then finishing.
     pub drain: Duration,
     /// `retry_after = "5s"`: what a 503 or 409 asks for.
     pub retry_after: Duration,

@@ -206,7 +206,7 @@ impl Gateway {
         let wait = self.in_flight_wait.min(deadline.saturating_duration_since(started));
         let claim = self.tier.claim(&event.key, wait).await;
         times.claim = started.elapsed();
-        self.metrics.stage("claim", times.claim);
+        self.metrics.claimed(times.claim);
         let claim = claim
             .map_err(|code| Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) })?;
         let (lease, how) = match claim {
@@ -218,7 +218,7 @@ impl Gateway {
         let started = Instant::now();
         let recorded = self.recorder.record(source, event, deadline, how).await;
         times.record = started.elapsed();
-        self.metrics.stage("record", times.record);
+        self.metrics.recorded(times.record);
         match recorded {
             Ok(recorded) => {
                 let (outcome, digest) = match recorded.verdict() {
@@ -265,7 +265,7 @@ impl Visit {
         let verdict = respond::verdict(trace.source.as_deref(), result);
         let source = trace.source.as_ref().map_or(&gateway.nowhere, |source| &source.name);
         gateway.metrics.answered(source, verdict.outcome, verdict.code);
-        gateway.metrics.stage("total", took);
+        gateway.metrics.finished(took);
         if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
             gateway.metrics.duplicate(*tier);
         }
@@ -349,6 +349,7 @@ async fn receive(
     }
     let identified = identify(verified).map_err(|code| Failure::new(Stage::Identify, code))?;
     trace.verify = verifying.elapsed();
+    gateway.metrics.verified(trace.verify);
     let (source, event) = Identified::into_parts(identified);
     let event = Arc::new(event);
     trace.event = Some(Arc::clone(&event));

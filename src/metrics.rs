@@ -81,13 +81,31 @@ struct StageLabels {
     stage: Word,
 }
 
+/// The stages whose time is measured.
+#[derive(Debug)]
+struct Stages {
+    verify: Histogram,
+    claim: Histogram,
+    record: Histogram,
+    total: Histogram,
+}
+
+/// The tiers that catch duplicates.
+#[derive(Debug)]
+struct Tiers {
+    memory: Counter,
+    flight: Counter,
+    redis: Counter,
+    postgres: Counter,
+}
+
 /// All metrics of a process.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     requests: Family<RequestLabels, Counter>,
-    duplicates: Family<TierLabels, Counter>,
-    stage_seconds: Family<StageLabels, Histogram>,
+    duplicates: Tiers,
+    stage_seconds: Stages,
     batch_events: Histogram,
     batch_seconds: Histogram,
     batch_failures: Family<TroubleLabels, Counter>,
@@ -110,6 +128,34 @@ impl Default for Metrics {
     }
 }
 
+impl Tiers {
+    fn registered(registry: &mut Registry) -> Self {
+        let family = Family::<TierLabels, Counter>::default();
+        let of = |tier: Tier| family.get_or_create(&TierLabels { tier: Word(tier.as_str()) }).clone();
+        let tiers = Self {
+            memory: of(Tier::Memory),
+            flight: of(Tier::Flight),
+            redis: of(Tier::Redis),
+            postgres: of(Tier::Postgres),
+        };
+        let help = "Deliveries of events that were done, by the tier that caught them";
+        registry.register("duplicates", help, family);
+        tiers
+    }
+}
+
+impl Stages {
+    fn registered(registry: &mut Registry) -> Self {
+        let make: fn() -> Histogram = || histogram(0.000_01);
+        let family = Family::<StageLabels, Histogram, _>::new_with_constructor(make);
+        let of = |stage| family.get_or_create(&StageLabels { stage: Word(stage) }).clone();
+        let stages =
+            Self { verify: of("verify"), claim: of("claim"), record: of("record"), total: of("total") };
+        registry.register_with_unit("stage", "Time spent in stages of the path", Unit::Seconds, family);
+        stages
+    }
+}
+
 fn histogram(start: f64) -> Histogram {
     Histogram::new(exponential_buckets(start, 2.0, 16))
 }
@@ -118,11 +164,15 @@ impl Metrics {
     /// Registers everything.
     #[must_use]
     pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("hapax");
+        // Looked up once: they are used for every request.
+        let duplicates = Tiers::registered(&mut registry);
+        let stage_seconds = Stages::registered(&mut registry);
         let metrics = Self {
-            registry: Registry::with_prefix("hapax"),
+            registry,
             requests: Family::default(),
-            duplicates: Family::default(),
-            stage_seconds: Family::new_with_constructor(|| histogram(0.000_01)),
+            duplicates,
+            stage_seconds,
             batch_events: histogram(1.0),
             batch_seconds: histogram(0.000_1),
             batch_failures: Family::default(),
@@ -141,17 +191,6 @@ impl Metrics {
     fn registered(mut self) -> Self {
         let r = &mut self.registry;
         r.register("requests", "Requests answered, by source, outcome and error code", self.requests.clone());
-        r.register(
-            "duplicates",
-            "Deliveries of events that were done, by the tier that caught them",
-            self.duplicates.clone(),
-        );
-        r.register_with_unit(
-            "stage",
-            "Time spent in each stage of the path",
-            Unit::Seconds,
-            self.stage_seconds.clone(),
-        );
         r.register("batch_events", "Events in one commit", self.batch_events.clone());
         r.register_with_unit(
             "batch",
@@ -201,12 +240,33 @@ impl Metrics {
 
     /// A duplicate was caught.
     pub fn duplicate(&self, tier: Tier) {
-        self.duplicates.get_or_create(&TierLabels { tier: Word(tier.as_str()) }).inc();
+        let counter = match tier {
+            Tier::Memory => &self.duplicates.memory,
+            Tier::Flight => &self.duplicates.flight,
+            Tier::Redis => &self.duplicates.redis,
+            Tier::Postgres => &self.duplicates.postgres,
+        };
+        counter.inc();
     }
 
-    /// A stage took this long.
-    pub fn stage(&self, stage: &'static str, took: Duration) {
-        self.stage_seconds.get_or_create(&StageLabels { stage: Word(stage) }).observe(took.as_secs_f64());
+    /// Signature and id took this long.
+    pub fn verified(&self, took: Duration) {
+        self.stage_seconds.verify.observe(took.as_secs_f64());
+    }
+
+    /// The claim took this long, waiting included.
+    pub fn claimed(&self, took: Duration) {
+        self.stage_seconds.claim.observe(took.as_secs_f64());
+    }
+
+    /// It took this long until the commit was confirmed, or was not to be.
+    pub fn recorded(&self, took: Duration) {
+        self.stage_seconds.record.observe(took.as_secs_f64());
+    }
+
+    /// From the head to the answer.
+    pub fn finished(&self, took: Duration) {
+        self.stage_seconds.total.observe(took.as_secs_f64());
     }
 
     /// A batch is committed.

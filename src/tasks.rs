@@ -1,4 +1,4 @@
-//! The only place that spawns tasks: counted, so that stopping can wait for them, and never silently dead.
+//! The tasks of a gateway: counted, so that stopping can wait for them, and never silently dead.
 
 use std::future::Future;
 use std::time::Duration;

@@ -325,14 +325,15 @@ async fn receive(
     visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
-    let body_deadline = visit.started + gateway.server.body_timeout;
+    let body_timeout = gateway.server.body_timeout;
     let source = match gateway.admit(&head, &mut trace.source) {
         Ok(source) => source,
         Err(refused) => {
-            body::discard(&head, body, body_deadline).await;
+            body::discard(&head, body, visit.started + body_timeout).await;
             return Err(refused);
         }
     };
+    let body_deadline = visit.started + body_timeout.min(source.deadline);
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
     let (received, memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
     visit.memory = Some(memory);

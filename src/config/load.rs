@@ -129,7 +129,8 @@ fn read_root(
 ) -> Option<Config> {
     let secrets = super::secret::Secrets { base, env };
     let mut draft = super::read::Draft::read(&mut root, &secrets);
-    let sources = super::source::read_all(&mut root, &secrets, &draft.config.server, providers);
+    let defaults = draft.source_defaults();
+    let sources = super::source::read_all(&mut root, &secrets, defaults, providers);
     draft.fit_connections(&sources);
     if root.is_whole() {
         relations::check(&draft, &sources);

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::secret::Secrets;
-use super::source::Reading;
+use super::source::{Defaults, Reading};
 use super::{
     Admin, Config, FastTier, FastTierKind, InFlight, Log, OnTierFailure, Postgres, Redis, RequestLog,
     Retention, Secret, Server, SynchronousCommit,
@@ -75,6 +75,11 @@ impl Draft {
             sources: BTreeMap::new(),
         };
         Self { config, tables }
+    }
+
+    /// What sources take from the server's settings.
+    pub(super) fn source_defaults(&self) -> Defaults<'_> {
+        Defaults { server: &self.config.server, deadline_written: self.tables.server.has("deadline") }
     }
 
     /// Unless the number of connections was written, it grows with the effects.

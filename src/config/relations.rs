@@ -13,7 +13,7 @@ use super::source::{Quirk, Reading, Traits};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
-const ANSWER_MARGIN: Duration = Duration::from_millis(500);
+pub(super) const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 
 /// Checks everything that can be checked before anything runs.
 pub(super) fn check(draft: &Draft, sources: &[Reading]) {

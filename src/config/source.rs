@@ -12,6 +12,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::effect::{check_on_error, effect, effect_group, effect_parallel};
 use super::read::{BODY, TIMEOUT, public_url};
+use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
 use super::{Ack, Effect, OnMismatch, Server, Source, Tolerance};
 use crate::provider::{Facts, Key, Scheme};
@@ -171,12 +172,35 @@ impl Reading {
 pub(super) fn read_all(
     root: &mut Table,
     secrets: &Secrets<'_>,
-    server: &Server,
+    defaults: Defaults<'_>,
     providers: &Providers<'_>,
 ) -> Vec<Reading> {
     let schemes = Schemes { own: own_schemes(root), providers };
-    let read = |(name, table): (String, Table)| read(&name, table, secrets, server, &schemes);
+    let read = |(name, table): (String, Table)| read(&name, table, secrets, defaults, &schemes);
     root.tables("source").into_iter().map(read).collect()
+}
+
+/// Beyond the margin that is asked of a written deadline.
+const DERIVED_MARGIN: Duration = Duration::from_millis(100);
+
+/// What a source takes from `[server]` if it has no own.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults<'a> {
+    pub(super) server: &'a Server,
+    /// Whether the deadline was written; one that was not gives way to the provider's.
+    pub(super) deadline_written: bool,
+}
+
+impl Defaults<'_> {
+    /// As long as the server's, and short enough for a provider that waits less.
+    fn deadline(self, traits: Option<&Traits>) -> Duration {
+        let deadline = self.server.deadline;
+        let patience = traits.and_then(|traits| traits.facts.answer_deadline);
+        match patience.and_then(|patience| patience.checked_sub(ANSWER_MARGIN + DERIVED_MARGIN)) {
+            Some(derived) if !self.deadline_written && !derived.is_zero() => deadline.min(derived),
+            _ => deadline,
+        }
+    }
 }
 
 /// Schemes by name; one of the file comes before a preset. `None`: it was read, with errors.
@@ -208,9 +232,10 @@ fn read(
     name: &str,
     mut table: Table,
     secrets: &Secrets<'_>,
-    server: &Server,
+    defaults: Defaults<'_>,
     schemes: &Schemes<'_>,
 ) -> Reading {
+    let server = defaults.server;
     check_name(&table, name, "source");
     let scheme = provider(&mut table, schemes);
     let traits = scheme.as_deref().map(schemes.providers.traits);
@@ -230,7 +255,9 @@ fn read(
         tolerance: tolerance(&mut table),
         id_max: super::read::count(&mut table, "id_max", 1..=2_048, 512),
         body_max: table.size_within("body_max", BODY).or(preset_body_max).unwrap_or(server.body_max),
-        deadline: table.duration_within("deadline", TIMEOUT).unwrap_or(server.deadline),
+        deadline: table
+            .duration_within("deadline", TIMEOUT)
+            .unwrap_or_else(|| defaults.deadline(traits.as_ref())),
         headers: headers(&mut table, traits.as_ref()),
     };
     let ack = ack(&mut table);

@@ -848,8 +848,14 @@ fn presets_are_held_against_the_settings() {
             provider("github"),
             "warning: source.a.provider: this provider's signature does not cover the event id",
         ),
-        (provider("slack"), "error: source.a.deadline: the deadline is 5s, and slack waits 3s for an answer"),
-        (provider("linear"), "warning: source.a.deadline: the deadline is 5s, and linear waits 5s"),
+        (
+            provider("slack") + "\nserver.deadline = \"5s\"",
+            "error: source.a.deadline: the deadline is 5s, and slack waits 3s for an answer",
+        ),
+        (
+            provider("linear") + "\nsource.a.deadline = \"5s\"",
+            "warning: source.a.deadline: the deadline is 5s, and linear waits 5s",
+        ),
         (provider("meta"), "warning: source.a.handshake_secrets: verify_token is missing"),
         (
             provider("airwallex") + "\nretention.ledger = \"2d\"\nretention.body = \"1d\"",
@@ -905,6 +911,12 @@ fn a_handshakes_secret_is_asked_for_by_name() {
 
 #[test]
 fn slack_can_be_answered_in_time() {
+    let deadline = |provider: &str| {
+        let text = file_with(&format!("source.a.provider = \"{provider}\""));
+        Config::parse("t.toml", &text, &env).unwrap().config.sources["a"].deadline
+    };
+    assert_eq!(deadline("slack"), Duration::from_millis(2_400));
+    assert_eq!(deadline("stripe"), Duration::from_secs(5));
     let times = "server.deadline = \"2s\"\nserver.body_timeout = \"1s\"\nin_flight.wait = \"500ms\"\n\
                  postgres.record_timeout = \"1200ms\"\npostgres.statement_timeout = \"800ms\"\n";
     assert_eq!(with_presets(&format!("{times}source.a.provider = \"slack\"")), "");

@@ -123,7 +123,7 @@ impl fmt::Debug for Secret {
 pub struct Postgres {
     /// `url = { env = "DATABASE_URL" }`
     pub url: Secret,
-    /// `connections = 8`: for recording, over all sources. Unless written, at least two for each effect.
+    /// `connections = 8`: for recording, over all sources. Unless written, it grows with the effects.
     pub connections: usize,
     /// `connect_timeout = "2s"`
     pub connect_timeout: Duration,

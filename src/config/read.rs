@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::secret::Secrets;
 use super::source::{Defaults, Reading};
 use super::{
-    Admin, Config, FastTier, FastTierKind, InFlight, Log, OnTierFailure, Postgres, Redis, RequestLog,
+    Admin, Config, Effect, FastTier, FastTierKind, InFlight, Log, OnTierFailure, Postgres, Redis, RequestLog,
     Retention, Secret, Server, SynchronousCommit,
 };
 use crate::settings::Table;
@@ -26,8 +26,14 @@ const HORIZON: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::fro
 /// Of one body. Postgres takes no value over 1 GiB, and a body is held in memory while it is worked on.
 pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 
-/// What an effect can hold at once: one connection for its batch, one for an event that is recorded alone.
-pub(super) const CONNECTIONS_PER_LANE: usize = 2;
+/// What an effect can hold at once: a connection for each batch under way (two where they may overlap), and one for an
+/// event that is recorded alone.
+fn connections_of(effect: &Effect) -> usize {
+    match effect {
+        Effect::Function { group: Some(_), .. } => 2,
+        Effect::Function { group: None, .. } | Effect::None => 3,
+    }
+}
 
 /// Keys of `[fast_tier]` that mean something with Redis only.
 const REDIS_KEYS: [&str; 7] =
@@ -85,7 +91,7 @@ impl Draft {
     /// Unless the number of connections was written, it grows with the effects.
     pub(super) fn fit_connections(&mut self, sources: &[Reading]) {
         if !self.tables.postgres.has("connections") {
-            let needed = lanes(sources) * CONNECTIONS_PER_LANE;
+            let needed = connections_needed(sources);
             self.config.postgres.connections = self.config.postgres.connections.max(needed);
         }
     }
@@ -100,9 +106,10 @@ impl Draft {
     }
 }
 
-/// How many effects are recorded beside each other; sources without an effect are one.
-pub(super) fn lanes(sources: &[Reading]) -> usize {
-    sources.iter().map(|source| source.draft.effect()).collect::<BTreeSet<_>>().len()
+/// What all effects can hold at once; sources without an effect are one.
+pub(super) fn connections_needed(sources: &[Reading]) -> usize {
+    let effects: BTreeSet<Effect> = sources.iter().map(|source| source.draft.effect()).collect();
+    effects.iter().map(connections_of).sum()
 }
 
 fn server(table: &mut Table) -> Server {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::FastTierKind;
-use super::read::{CONNECTIONS_PER_LANE, Draft, lanes};
+use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
@@ -256,8 +256,7 @@ fn retention(draft: &Draft) {
 fn connections(draft: &Draft, sources: &[Reading]) {
     const KEY: &str = "connections";
     let (table, connections) = (&draft.tables.postgres, draft.config.postgres.connections);
-    let lanes = lanes(sources);
-    let needed = lanes * CONNECTIONS_PER_LANE;
+    let needed = connections_needed(sources);
     if connections >= needed
         || table.failed(KEY)
         || sources.iter().any(|source| source.table.failed("effect"))
@@ -265,8 +264,8 @@ fn connections(draft: &Draft, sources: &[Reading]) {
         return;
     }
     let message = format!(
-        "postgres.connections is {connections}, and {lanes} effects need {needed} ({CONNECTIONS_PER_LANE} each; no \
-         effect counts as one): slow effects would hold all connections, and other sources wait"
+        "postgres.connections is {connections}, and the effects can hold {needed} (two each, three with \
+         effect_parallel or effect = \"none\"): slow effects would hold all connections, and other sources wait"
     );
     tell(table, Severity::Error, KEY, message);
 }

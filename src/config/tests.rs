@@ -495,13 +495,13 @@ fn slow_effects_leave_connections_to_others() {
         (0..count).map(source).collect()
     };
     // Source a, without an effect, counts too.
-    let four = format!("{}postgres.connections = 8", sources(3));
-    let five = format!("{}postgres.connections = 8", sources(4));
-    takes(&[four.as_str(), sources(30).as_str()]);
-    refuses(&[(&five, &["postgres.connections is 8, and 5 effects need 10"])]);
-    assert_eq!(load(&four).postgres.connections, 8);
-    assert_eq!(load(&sources(3)).postgres.connections, 8);
-    assert_eq!(load(&sources(30)).postgres.connections, 62);
+    let three = format!("{}postgres.connections = 9", sources(3));
+    let four = format!("{}postgres.connections = 9", sources(4));
+    takes(&[three.as_str(), sources(30).as_str()]);
+    refuses(&[(&four, &["postgres.connections is 9, and the effects can hold 11"])]);
+    assert_eq!(load(&three).postgres.connections, 9);
+    assert_eq!(load(&sources(2)).postgres.connections, 8);
+    assert_eq!(load(&sources(30)).postgres.connections, 63);
 }
 
 #[test]
@@ -578,7 +578,7 @@ fn what_is_known_of_a_providers_times_is_held_against_the_settings() {
     refuses_with(
         &patience,
         &[(
-            "",
+            "server.deadline = \"5s\"",
             &[
                 "error: source.a.deadline: the deadline is 5s, and stripe waits 5500ms",
                 "more than 500ms longer",
@@ -587,7 +587,7 @@ fn what_is_known_of_a_providers_times_is_held_against_the_settings() {
             ],
         )],
     );
-    takes_with(&patience, &["source.a.deadline = \"4999ms\"", "server.deadline = \"4999ms\""]);
+    takes_with(&patience, &["", "source.a.deadline = \"4999ms\"", "server.deadline = \"4999ms\""]);
 
     let windows = Facts { retry_window: Some(seconds(3 * 86_400)), ..Facts::default() };
     let windows = facts(Facts { resend_window: Some(seconds(30 * 86_400)), ..windows });

@@ -54,6 +54,8 @@ pub(super) struct Delivery {
 pub(super) struct Job {
     pub(super) delivery: Delivery,
     pub(super) attempts: u32,
+    /// Its source's effect failed a short while ago.
+    pub(super) careful: bool,
     reply: oneshot::Sender<Reply>,
     _bytes: OwnedSemaphorePermit,
 }
@@ -61,7 +63,7 @@ pub(super) struct Job {
 impl Job {
     pub(super) fn new(delivery: &Delivery, bytes: OwnedSemaphorePermit) -> (Self, oneshot::Receiver<Reply>) {
         let (reply, receiver) = oneshot::channel();
-        let job = Self { delivery: delivery.clone(), attempts: 0, reply, _bytes: bytes };
+        let job = Self { delivery: delivery.clone(), attempts: 0, careful: false, reply, _bytes: bytes };
         (job, receiver)
     }
 
@@ -168,6 +170,11 @@ impl Writer {
         if let Ok(client) = self.pool.get().await {
             drop(client.prepare_typed_cached(RECORD, &TYPES).await);
         }
+    }
+
+    /// Whether its batches take the effect group's lock, so that two at once would only wait for each other.
+    pub(super) fn runs_in_order(&self) -> bool {
+        self.group.is_some()
     }
 
     pub(super) fn has_effect(&self) -> bool {

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -21,6 +23,11 @@ const LOCK_GLANCE: Duration = Duration::from_millis(10);
 /// After a batch that took too long, each event is tried with this part of `statement_timeout`, so that there is an
 /// answer for the others before their `record_timeout`.
 const GLANCE_PART: u32 = 4;
+
+/// Batches under way at once, where they need not run one after the other.
+const OVERLAP: usize = 2;
+/// Events that are worth a commit of their own while another one is under way.
+const WORTH_A_COMMIT: usize = 16;
 
 pub(super) struct Lane {
     queue: mpsc::Receiver<Job>,
@@ -59,32 +66,51 @@ impl Lane {
         }
     }
 
-    /// Runs until the queue is closed and empty.
+    /// Runs until the queue is closed and everything in it is answered.
     ///
     /// Dropping it loses no committed event: those waiting are answered as not recorded.
     pub(super) async fn run(mut self) {
         self.writer.warm_up().await;
-        while let Some(batch) = self.form().await {
-            self.commit(batch).await;
+        let mut under_way = FuturesUnordered::new();
+        let mut arrived = Vec::new();
+        let mut open = true;
+        while open || !under_way.is_empty() || !self.backlog.is_empty() {
+            while self.is_worth_a_commit(under_way.len()) {
+                under_way.push(self.form().run());
+            }
+            let room = self.events_max.saturating_sub(self.backlog.len());
+            tokio::select! {
+                Some(ended) = under_way.next() => self.take_back(ended),
+                count = self.queue.recv_many(&mut arrived, room), if open && room > 0 => {
+                    open = count > 0;
+                    if under_way.is_empty() {
+                        // Deliveries that are ready to be queued get their turn first; costs nothing when there are none.
+                        tokio::task::yield_now().await;
+                        while let Ok(job) = self.queue.try_recv() {
+                            arrived.push(job);
+                        }
+                    }
+                    self.backlog.extend(arrived.drain(..));
+                }
+            }
+        }
+    }
+
+    /// An idle lane commits whatever there is; a second commit beside another one has to be worth it.
+    fn is_worth_a_commit(&self, under_way: usize) -> bool {
+        let overlap = if self.writer.runs_in_order() { 1 } else { OVERLAP };
+        match under_way {
+            0 => !self.backlog.is_empty(),
+            _ => under_way < overlap && self.backlog.len() >= WORTH_A_COMMIT,
         }
     }
 
     /// Takes what is there, up to the caps. Keys are sorted and unique within a batch; what comes twice (the same
     /// id with two bodies) waits for the next.
-    async fn form(&mut self) -> Option<Vec<Job>> {
-        if self.backlog.is_empty() {
-            let first = self.queue.recv().await?;
-            self.backlog.push_back(first);
-            // Deliveries that are ready to be queued get their turn first; costs nothing when there are none.
-            tokio::task::yield_now().await;
-        }
-        while self.backlog.len() < self.events_max {
-            let Ok(job) = self.queue.try_recv() else { break };
-            self.backlog.push_back(job);
-        }
+    fn form(&mut self) -> Commit {
         let now = Instant::now();
         let (mut batch, mut later, mut keys, mut bytes) = (Vec::new(), VecDeque::new(), HashSet::new(), 0);
-        while let Some(job) = self.backlog.pop_front() {
+        while let Some(mut job) = self.backlog.pop_front() {
             if job.is_abandoned(now) {
                 continue;
             }
@@ -92,6 +118,7 @@ impl Lane {
                 batch.is_empty() || (batch.len() < self.events_cap && bytes + job.bytes() <= self.bytes_max);
             if fits && keys.insert(job.delivery.event.key) {
                 bytes += job.bytes();
+                job.careful = self.is_careful(&job, now);
                 batch.push(job);
             } else {
                 later.push_back(job);
@@ -99,54 +126,12 @@ impl Lane {
         }
         self.backlog = later;
         batch.sort_unstable_by_key(|job| job.delivery.event.key);
-        Some(batch)
-    }
-
-    /// Writes the batch until its commit is confirmed, or nobody waits for it any more.
-    async fn commit(&mut self, mut batch: Vec<Job>) {
-        let statement_timeout = self.statement_timeout;
-        let mut mode = Mode { one_by_one: false, lock_timeout: self.lock_timeout, statement_timeout };
-        let mut pauses = Pauses::default();
-        loop {
-            let now = Instant::now();
-            batch.retain(|job| !job.is_abandoned(now));
-            if batch.is_empty() {
-                return;
-            }
-            let careful: Vec<bool> = batch.iter().map(|job| self.is_careful(job, now)).collect();
-            let deliveries: Vec<&Delivery> = batch.iter().map(|job| &job.delivery).collect();
-            let error = match self.writer.write(&deliveries, &careful, mode).await {
-                Ok(written) => {
-                    self.measure(batch.len(), now.elapsed());
-                    return self.answer(batch, written);
-                }
-                Err(error) => error,
-            };
-            self.metrics.batch_failed(error.trouble);
-            let next = self.next_mode(mode, error.trouble);
-            if error.trouble.may_pass() {
-                warn!(error = ?error, events = batch.len(), "a batch is written again");
-                pauses.next().await;
-            } else if next == mode {
-                return refuse(batch, &error);
-            }
-            mode = next;
-        }
-    }
-
-    /// Each event by itself, whatever the trouble: an effect can raise any SQLSTATE, also those that speak of the
-    /// server, and must fail alone.
-    fn next_mode(&self, mode: Mode, trouble: Trouble) -> Mode {
-        let mode = Mode { one_by_one: true, ..mode };
-        match trouble {
-            // The lost backend may still commit: the same insert waits for it.
-            Trouble::Lost => Mode { lock_timeout: self.statement_timeout, ..mode },
-            Trouble::Locked => Mode { lock_timeout: LOCK_GLANCE, ..mode },
-            Trouble::Cancelled => {
-                let statement_timeout = self.statement_timeout / GLANCE_PART;
-                Mode { statement_timeout, lock_timeout: LOCK_GLANCE, ..mode }
-            }
-            Trouble::Retry | Trouble::Resources | Trouble::Statement => mode,
+        Commit {
+            batch,
+            writer: Arc::clone(&self.writer),
+            metrics: Arc::clone(&self.metrics),
+            lock_timeout: self.lock_timeout,
+            statement_timeout: self.statement_timeout,
         }
     }
 
@@ -175,7 +160,10 @@ impl Lane {
         }
     }
 
-    fn answer(&mut self, batch: Vec<Job>, written: Written) {
+    fn take_back(&mut self, ended: Ended) {
+        let Ended { batch, written, took } = ended;
+        let Some(written) = written else { return };
+        self.measure(batch.len(), took);
         let careful_until = Instant::now() + CAREFUL_FOR;
         for (mut job, outcome) in batch.into_iter().zip(written.outcomes) {
             if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected) {
@@ -194,7 +182,72 @@ impl Lane {
     }
 }
 
-fn refuse(batch: Vec<Job>, error: &BatchError) {
+/// One batch on its way.
+struct Commit {
+    batch: Vec<Job>,
+    writer: Arc<Writer>,
+    metrics: Arc<Metrics>,
+    lock_timeout: Duration,
+    statement_timeout: Duration,
+}
+
+/// A batch that is through; nothing is written if all of it was answered otherwise.
+struct Ended {
+    batch: Vec<Job>,
+    written: Option<Written>,
+    took: Duration,
+}
+
+impl Commit {
+    /// Writes the batch until its commit is confirmed, or nobody waits for it any more.
+    async fn run(mut self) -> Ended {
+        let Self { lock_timeout, statement_timeout, .. } = self;
+        let mut mode = Mode { one_by_one: false, lock_timeout, statement_timeout };
+        let mut pauses = Pauses::default();
+        loop {
+            let now = Instant::now();
+            self.batch.retain(|job| !job.is_abandoned(now));
+            if self.batch.is_empty() {
+                return Ended { batch: self.batch, written: None, took: Duration::ZERO };
+            }
+            let careful: Vec<bool> = self.batch.iter().map(|job| job.careful).collect();
+            let deliveries: Vec<&Delivery> = self.batch.iter().map(|job| &job.delivery).collect();
+            let error = match self.writer.write(&deliveries, &careful, mode).await {
+                Ok(written) => {
+                    return Ended { batch: self.batch, written: Some(written), took: now.elapsed() };
+                }
+                Err(error) => error,
+            };
+            self.metrics.batch_failed(error.trouble);
+            let next = self.next_mode(mode, error.trouble);
+            if error.trouble.may_pass() {
+                warn!(error = ?error, events = self.batch.len(), "a batch is written again");
+                pauses.next().await;
+            } else if next == mode {
+                refuse(self.batch.drain(..), &error);
+            }
+            mode = next;
+        }
+    }
+
+    /// Each event by itself, whatever the trouble: an effect can raise any SQLSTATE, also those that speak of the
+    /// server, and must fail alone.
+    fn next_mode(&self, mode: Mode, trouble: Trouble) -> Mode {
+        let mode = Mode { one_by_one: true, ..mode };
+        match trouble {
+            // The lost backend may still commit: the same insert waits for it.
+            Trouble::Lost => Mode { lock_timeout: self.statement_timeout, ..mode },
+            Trouble::Locked => Mode { lock_timeout: LOCK_GLANCE, ..mode },
+            Trouble::Cancelled => {
+                let statement_timeout = self.statement_timeout / GLANCE_PART;
+                Mode { statement_timeout, lock_timeout: LOCK_GLANCE, ..mode }
+            }
+            Trouble::Retry | Trouble::Resources | Trouble::Statement => mode,
+        }
+    }
+}
+
+fn refuse(batch: impl Iterator<Item = Job>, error: &BatchError) {
     for job in batch {
         job.answer(Err(error.for_event()));
     }

@@ -26,8 +26,10 @@ use hapax::verify::verify;
 use http::{Method, Request};
 use jiff::Timestamp;
 
-/// Of the form that every preset takes.
+/// Of the form that these presets take.
 const SECRET: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+/// One of each form: labelled list, prefixed body, three parts, base64, form, token.
+const PRESETS: [&str; 6] = ["stripe", "github", "standard-webhooks", "shopify", "slack", "gitlab-token"];
 const PATH: &str = "/in/bench";
 const DATABASE: &str = "stages";
 const WAIT: Duration = Duration::from_secs(5);
@@ -51,9 +53,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Verification and identification of each preset's own sample, and of a larger body.
+/// Verification and identification of some presets' own samples, and of a larger body.
 fn pure_stages(criterion: &mut Criterion) -> Result<()> {
-    for preset in Scheme::preset_names() {
+    for preset in PRESETS {
         let scheme = Scheme::preset(preset).context("a preset that is not there")?;
         let Some(sample) = scheme.sample(&fresh_id(), Timestamp::now()) else { continue };
         let source = Arc::new(source(preset)?);

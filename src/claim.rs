@@ -205,6 +205,17 @@ impl FastTier {
     }
 }
 
+/// Whether the tier's URL can be read.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_url(settings: &config::FastTier) -> Result<(), String> {
+    match &settings.kind {
+        FastTierKind::Redis(redis) => redis::check_url(redis),
+        FastTierKind::Memory | FastTierKind::Off => Ok(()),
+    }
+}
+
 /// Connects once and tries what the tier needs; says what was found.
 ///
 /// # Errors

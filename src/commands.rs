@@ -17,6 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{self, Config};
+use crate::{claim, db};
 
 /// Why a command ends without success, and the exit code that says so.
 #[derive(Debug)]
@@ -71,10 +72,14 @@ pub fn complain(message: &str) {
 /// Writes a line to standard output.
 ///
 /// # Errors
-/// Those of writing; a reader that is gone ends the command.
+/// Those of writing; a reader that is gone is none.
 pub fn say(line: impl Display) -> Result<(), Exit> {
     let mut out = std::io::stdout();
-    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(Exit::software)
+    match writeln!(out, "{line}").and_then(|()| out.flush()) {
+        // Whoever read it has seen enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(Exit::software),
+    }
 }
 
 /// Reads the settings; warnings go to standard error.
@@ -87,10 +92,24 @@ pub fn load(path: &Path) -> Result<Config, Exit> {
             if !loaded.warnings.is_empty() {
                 complain(&config::report(&loaded.warnings));
             }
+            check_urls(path, &loaded.config)?;
             Ok(loaded.config)
         }
         Err(problems) => Err(Exit::settings(config::report(&problems))),
     }
+}
+
+/// Whether the stores' URLs can be read; only the drivers know.
+fn check_urls(path: &Path, config: &Config) -> Result<(), Exit> {
+    let postgres = db::Servers::parse(&config.postgres).map_err(|error| format!("postgres.url: {error:#}"));
+    let redis = claim::check_url(&config.fast_tier);
+    let wrong: Vec<String> = [postgres.map(drop), redis].into_iter().filter_map(Result::err).collect();
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let lines: Vec<String> =
+        wrong.iter().map(|wrong| format!("{}: error: {wrong}", path.display())).collect();
+    Err(Exit::settings(lines.join("\n")))
 }
 
 /// One thread costs least per request; more only if asked for.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio::task::JoinHandle;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::AbortOnDropHandle;
@@ -110,7 +110,11 @@ impl Servers {
     /// # Errors
     /// What is wrong with it, without its password.
     pub fn parse(settings: &config::Postgres) -> anyhow::Result<Self> {
-        let parsed = tokio_postgres::Config::from_str(&settings.url.0)?;
+        let parsed = tokio_postgres::Config::from_str(&settings.url.0).map_err(|error| {
+            anyhow::anyhow!("{}: give postgres://user:password@host/database", describe(&error))
+        })?;
+        let tls = parsed.get_ssl_mode() == SslMode::Require;
+        anyhow::ensure!(!tls, "TLS to Postgres is not offered in this version: leave out sslmode=require");
         let ports = parsed.get_ports();
         let port_of = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
         let mut each: Vec<_> = Vec::new();
@@ -125,7 +129,7 @@ impl Servers {
             }
             each.push(server.port(port_of(at)).connect_timeout(settings.connect_timeout).clone());
         }
-        anyhow::ensure!(!each.is_empty(), "no host in it");
+        anyhow::ensure!(!each.is_empty(), "it names no host: give postgres://user:password@host/database");
         Ok(Self { each, timeout: settings.connect_timeout })
     }
 
@@ -335,9 +339,9 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
     let row = match found {
         Ok(Some(row)) => row,
         Ok(None) => {
-            return refuse(
-                "no such function: create function it(e hapax.event) returns void, or fix its name",
-            );
+            return refuse(&format!(
+                "no such function: create function {name}(e hapax.event) returns void, or fix the name"
+            ));
         }
         Err(error) if error.as_db_error().is_some() => return refuse(&describe(&error)),
         Err(error) => return Err(Unready::unreachable(&error)),

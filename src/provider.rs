@@ -286,6 +286,22 @@ impl Scheme {
         Some(times.iter().fold(text.replace("{id}", id), |text, (name, time)| text.replace(name, time)))
     }
 
+    /// As [`Scheme::sample`], but `id` is the whole id: no prefix is put before it.
+    #[must_use]
+    pub fn sample_of(&self, id: &str, now: Timestamp) -> Option<String> {
+        let quoted = serde_json::to_string(id).ok()?;
+        let escaped = quoted.get(1..quoted.len() - 1)?;
+        let mut text = String::new();
+        let mut rest = self.sample.as_deref()?;
+        while let Some((before, after)) = rest.split_once("{id}") {
+            text.push_str(before.trim_end_matches(|char: char| char.is_ascii_alphanumeric() || char == '_'));
+            text.push_str(escaped);
+            rest = after;
+        }
+        text.push_str(rest);
+        Some(text.replace("{now}", &now.as_second().to_string()))
+    }
+
     /// What fixes the keys of this scheme's events: a changed text means that old events get new keys.
     #[must_use]
     pub fn key_rule(&self) -> String {

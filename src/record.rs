@@ -215,6 +215,7 @@ impl Recorder {
         let Some(outcome) = written.outcomes.into_iter().next() else {
             return Attempt::Final(Err(RecordError::new(Code::Internal, Dependency::Postgres, "no outcome")));
         };
+        outcome.report(delivery);
         let transient = outcome.is_transient();
         match outcome.into_reply(written.generation) {
             Err(error) if transient => Attempt::Again(error),
@@ -234,14 +235,10 @@ impl Outcome {
         let recorded = |verdict| Ok(Recorded { verdict, generation });
         match self {
             Self::Accepted => recorded(Verdict::Accepted),
-            Self::Rejected => recorded(Verdict::Rejected),
+            Self::Rejected { .. } => recorded(Verdict::Rejected),
             Self::Known(digest) => recorded(Verdict::Known(digest)),
             Self::Failed { sqlstate, message } => {
-                let cause = match sqlstate.get(..2) {
-                    // "invalid input syntax for type integer: …": such a message quotes the body.
-                    Some("22") => format!("the effect could not read the event's data (SQLSTATE {sqlstate})"),
-                    _ => format!("{message} (SQLSTATE {sqlstate})"),
-                };
+                let cause = batch::tell(&sqlstate, &message);
                 Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
             }
             Self::Locked => Err(RecordError::new(

@@ -127,9 +127,13 @@ impl Running {
 
     /// Not ready → serve on for `drain` → accept no more → finish what is in flight → stop the loops.
     pub async fn stop(self, drain: Duration) {
-        info!(drain_ms = millis(drain), "stopping: not ready, serving on for the drain time");
+        info!(
+            drain_ms = millis(drain),
+            "stopping: not ready, serving on for the drain time; a second signal ends at once"
+        );
         self.closing.draining.store(true, Ordering::Relaxed);
         tokio::time::sleep(drain).await;
+        self.tasks.begin_stop();
         self.closing.stop.cancel();
         self.admin_closing.stop.cancel();
         // No source's deadline is longer than the drain time.

@@ -13,6 +13,8 @@ use tracing::error;
 pub struct Tasks {
     /// Work that a stop waits for.
     tracked: TaskTracker,
+    /// The process is about to stop: loops may end.
+    stopping: CancellationToken,
     /// Ends the background loops.
     stop: CancellationToken,
     /// Raised when a background loop ended by itself: the process cannot do its work any more.
@@ -34,13 +36,13 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let (stop, broken) = (self.stop.clone(), self.broken.clone());
+        let (stop, stopping, broken) = (self.stop.clone(), self.stopping.clone(), self.broken.clone());
         let work = tokio::spawn(work);
         drop(tokio::spawn(async move {
             let abort = work.abort_handle();
             tokio::select! {
                 () = stop.cancelled() => abort.abort(),
-                ended = work => {
+                ended = work => if ended.is_err() || !stopping.is_cancelled() {
                     error!(task = name, error = ?ended.err(), "a background loop ended; the process stops");
                     broken.cancel();
                 }
@@ -65,6 +67,11 @@ impl Tasks {
     /// Completes when a background loop has ended by itself.
     pub async fn broken(&self) {
         self.broken.cancelled().await;
+    }
+
+    /// From here on, loops that have nothing more to do may end.
+    pub fn begin_stop(&self) {
+        self.stopping.cancel();
     }
 
     /// Waits for the tracked work, at most `limit`, then ends the loops. Returns whether all work ended.

@@ -87,7 +87,8 @@ impl Arguments {
         };
         let run = Duration::try_from_secs_f64(self.seconds.unwrap_or(seconds)).context("--seconds")?;
         let rounds = self.rounds.unwrap_or(rounds).max(1);
-        Ok(Timing { rounds, run, warm_up: Duration::try_from_secs_f64(warm_up)? })
+        let smoke = extent == Extent::Quick;
+        Ok(Timing { rounds, run, warm_up: Duration::try_from_secs_f64(warm_up)?, smoke })
     }
 }
 

@@ -19,6 +19,8 @@ pub(crate) struct Timing {
     pub(crate) rounds: u32,
     pub(crate) run: Duration,
     pub(crate) warm_up: Duration,
+    /// Only to see that every part works.
+    pub(crate) smoke: bool,
 }
 
 /// Where the stores are, and how many connections to Postgres each receiver has.

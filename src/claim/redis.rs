@@ -298,16 +298,25 @@ pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Opt
     let mut both = redis::pipe();
     both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
     let read = both.query_async::<(Option<String>, i64)>(&mut pooled).await;
-    let (value, ttl_ms) = read.map_err(|error| error.category().to_owned())?;
+    let (value, ttl_ms) = read.map_err(|error| error.to_string())?;
     Ok(value.map(|value| (value, ttl_ms)))
+}
+
+/// Reads the URL and connects to nothing.
+pub(super) fn check_url(settings: &config::Redis) -> Result<(), String> {
+    if settings.url.0.starts_with("rediss:") {
+        return Err("fast_tier.url: TLS to Redis is not offered in this version: give redis://…".to_owned());
+    }
+    pool(settings).map(drop).map_err(|error| error.to_string())
 }
 
 fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
     let connecting = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(settings.timeout.max(Duration::from_millis(500))));
-    let manager = Manager::new_with_config(settings.url.0.as_str(), connecting)
-        .map_err(|error| anyhow::anyhow!("fast_tier.url: {}", error.category()))?;
+    let manager = Manager::new_with_config(settings.url.0.as_str(), connecting).map_err(|error| {
+        anyhow::anyhow!("fast_tier.url: {}: give redis://user:password@host:port/database", error.category())
+    })?;
     let pool = Pool::builder(manager)
         .max_size(2)
         .runtime(Runtime::Tokio1)
@@ -319,13 +328,13 @@ fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
 /// Connects and tries every command that is needed, writes included: a full Redis answers PING.
 async fn connect(pool: &Pool, prefix: &str) -> Result<(Connection, Abilities), String> {
     let mut pooled = pool.get().await.map_err(|error| match error {
-        deadpool_redis::PoolError::Backend(error) => error.category().to_owned(),
+        deadpool_redis::PoolError::Backend(error) => error.to_string(),
         other => other.to_string(),
     })?;
     let probed = timeout(CONNECT_TIMEOUT, probe(&mut pooled, prefix)).await;
     let cause = match probed {
         Ok(Ok(abilities)) => return Ok((pooled, abilities)),
-        Ok(Err(error)) => format!("{}: {}", classify(&error).as_str(), error.category()),
+        Ok(Err(error)) => format!("{}: {error}", classify(&error).as_str()),
         Err(_elapsed) => "no answer to the probe".to_owned(),
     };
     drop(Connection::take(pooled));

@@ -1,5 +1,6 @@
 //! A plain HTTP/1.1 client for the commands that send: one connection per sender, kept alive.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -9,6 +10,17 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+
+/// Where a gateway of this machine that listens there can be reached.
+#[must_use]
+pub fn reachable(mut listen: SocketAddr) -> SocketAddr {
+    if listen.ip().is_unspecified() {
+        let ip: IpAddr =
+            if listen.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        listen.set_ip(ip);
+    }
+    listen
+}
 
 /// Where to send.
 #[derive(Debug, Clone)]

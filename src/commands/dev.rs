@@ -1,6 +1,7 @@
 //! `hapax dev`: private Postgres and Redis, a demo source with a demo effect, and the gateway, in one command.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::{claim, db};
 const DELIVERIES: u32 = 10;
 const DATABASE: &str = "hapax";
 const SOURCE: &str = "stripe";
+const ANY_PORT: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
 const PREFIX: &str = "hapax:dev:";
 
 /// How to run the private set-up.
@@ -42,7 +44,7 @@ pub struct Options {
     keep: bool,
     /// Address of the gateway; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS")]
-    listen: std::net::SocketAddr,
+    listen: SocketAddr,
 }
 
 /// The private stores and the sources of one run.
@@ -108,10 +110,13 @@ async fn run_gateway(
 ) -> Result<(), Exit> {
     let mut client = db::connect(&config.postgres).await?;
     db::migrate(&mut client).await?;
-    client.batch_execute(include_str!("../../sql/demo.sql")).await.map_err(Exit::unavailable)?;
+    client
+        .batch_execute(include_str!("../../sql/demo.sql"))
+        .await
+        .map_err(|error| Exit::unavailable(db::describe(&error)))?;
     let running = serve::start(config, metrics, log).await?;
-    demo.write_facts(&running)?;
-    demo.introduce(&running)?;
+    demo.write_facts(options, &running)?;
+    demo.introduce(options, &running)?;
     if options.once {
         let shown = demo.show_once(config, &running, &client).await;
         running.stop(Duration::ZERO).await;
@@ -149,15 +154,23 @@ impl Demo {
 
     /// The settings of this run, as a file, so that every other command can be tried on it.
     fn write_settings(&self, options: &Options) -> Result<Config, Exit> {
+        let path = self.folder().join("hapax.toml");
+        write_private(&path, &self.settings(options, options.listen, ANY_PORT.into()))?;
+        match Config::load(&path) {
+            Ok(loaded) => Ok(loaded.config),
+            Err(problems) => Err(Exit::software(config::report(&problems))),
+        }
+    }
+
+    fn settings(&self, options: &Options, listen: SocketAddr, admin: SocketAddr) -> String {
         let (postgres, redis) = (self.stores.postgres.url(DATABASE), self.stores.redis.url());
-        let listen = options.listen;
         let requests = if options.once { "failed" } else { "all" };
         let stores = format!(
             r#"# Made by `hapax dev`; the stores, the secrets and this file live as long as it runs.
 [server]
 listen = "{listen}"
 [admin]
-listen = "127.0.0.1:0"
+listen = "{admin}"
 [log]
 requests = "{requests}"
 [postgres]
@@ -169,16 +182,14 @@ prefix = "{PREFIX}"
 "#
         );
         let sources: String = self.sources.iter().map(DemoSource::settings).collect();
-        let path = self.folder().join("hapax.toml");
-        write_private(&path, &(stores + &sources))?;
-        match Config::load(&path) {
-            Ok(loaded) => Ok(loaded.config),
-            Err(problems) => Err(Exit::software(config::report(&problems))),
-        }
+        stores + &sources
     }
 
     /// `dev.json`: what another program needs to work with this run.
-    fn write_facts(&self, running: &Running) -> Result<(), Exit> {
+    fn write_facts(&self, options: &Options, running: &Running) -> Result<(), Exit> {
+        // Now with the ports that were free.
+        let settings = self.settings(options, running.listen, running.admin);
+        write_private(&self.folder().join("hapax.toml"), &settings)?;
         let sources = self.sources.iter().map(|source| {
             let url = format!("http://{}/in/{}", running.listen, source.name);
             let facts = json!({ "url": url, "provider": source.provider, "secret": source.secret });
@@ -202,18 +213,21 @@ prefix = "{PREFIX}"
         write_private(&self.folder().join("dev.json"), &format!("{facts:#}\n"))
     }
 
-    fn introduce(&self, running: &Running) -> Result<(), Exit> {
-        let settings = self.folder().join("hapax.toml");
-        let (settings, listen) = (settings.display(), running.listen);
+    fn introduce(&self, options: &Options, running: &Running) -> Result<(), Exit> {
+        let listen = running.listen;
         say(format!("postgres   {}  (fsync and synchronous_commit on)", self.stores.postgres.address()))?;
         say(format!("redis      {}", self.stores.redis.address()))?;
         say(format!("gateway    http://{listen}/in/stripe, /in/github, /in/webhooks"))?;
         say(format!("operators  http://{}/ready, /metrics", running.admin))?;
+        if options.once && !options.keep {
+            return Ok(());
+        }
+        let settings = self.folder().join("hapax.toml");
+        let program = std::env::current_exe()?;
+        let (settings, program) = (settings.display(), program.display());
         say(format!("settings   {settings}"))?;
         say(format!("facts      {}", self.folder().join("dev.json").display()))?;
-        say(format!(
-            "try        hapax send --config {settings} --source stripe -n 10 --parallel 10 --url http://{listen}/in/stripe"
-        ))
+        say(format!("try        {program} send --config {settings} --source stripe -n 10 --parallel 10"))
     }
 
     /// Sends one event ten times at once, then reads back from both stores what came of it.
@@ -272,7 +286,7 @@ fn demo_sender(config: &Config, running: &Running) -> Result<Sender, Exit> {
 /// For this user's eyes only: the files hold secrets.
 fn write_private(path: &Path, text: &str) -> Result<(), Exit> {
     use std::io::Write as _;
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(text.as_bytes()).map_err(Exit::software)
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::client::{Connection, Target};
+use super::client::{Connection, Target, reachable};
 use super::{Exit, load, runtime, say};
 
 /// For the whole question.
@@ -15,14 +15,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Exit code 64 for the settings, 69 if there is no answer, 1 if it is not ready.
 pub fn run(path: &Path) -> Result<(), Exit> {
     let config = load(path)?;
-    let mut listen = config.admin.listen;
-    if listen.ip().is_unspecified() {
-        listen.set_ip(if listen.is_ipv4() { [127, 0, 0, 1].into() } else { [0, 0, 0, 0, 0, 0, 0, 1].into() });
-    }
+    let listen = reachable(config.admin.listen);
     let target = Target::parse(&format!("http://{listen}/ready")).map_err(Exit::software)?;
     let asked = runtime(1)?.block_on(async { tokio::time::timeout(LIMIT, ask(&target)).await });
-    let status =
-        asked.map_err(|_elapsed| Exit::unavailable(format!("{listen}: no answer within {LIMIT:?}")))??;
+    let asked = asked.unwrap_or_else(|_elapsed| Err(anyhow::anyhow!("no answer within {LIMIT:?}")));
+    let status = asked.map_err(|error| Exit::unavailable(format!("{listen}: {error:#}")))?;
     match status {
         200 => say("ready"),
         other => Err(Exit::failed(format!("not ready (status {other}); {listen}/ready says why"))),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method};
 use serde::Serialize;
 
-use super::client::{Answer, Connection, Target};
+use super::client::{Answer, Connection, Target, reachable};
 use super::{Exit, load, runtime, say};
 use crate::provider::{Key, Scheme};
 use crate::sign::{Draft, Signed, fresh_id, sign};
@@ -22,7 +22,7 @@ pub struct Options {
     #[arg(long, requires = "config", conflicts_with_all = ["provider"])]
     source: Option<String>,
     /// The settings.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// A preset's name, instead of a source of the settings.
     #[arg(long, required_unless_present = "source")]
@@ -39,8 +39,8 @@ pub struct Options {
     /// File with the body, `-` for standard input; default: a sample event with a fresh id.
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
-    /// The event's id, where the provider has it in a header or in the sample.
-    #[arg(long)]
+    /// The event's id, where the provider has it in a header or in the sample; with --body, in a header only.
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: Option<String>,
     /// How often to send the same event.
     #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -112,7 +112,7 @@ impl Sender {
         let id = options.id.clone().unwrap_or_else(fresh_id);
         let body = match &options.body {
             Some(path) => read_body(path)?,
-            None => sample(&scheme, &id)?,
+            None => sample(&scheme, &id, options.id.is_some())?,
         };
         Ok(Self { scheme, key, public_url, target, body, id })
     }
@@ -144,7 +144,7 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
         return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
     };
     let key = source.keys.first().ok_or_else(|| Exit::settings(format!("source {name:?} has no secret")))?;
-    let url = format!("http://{}/in/{name}", config.server.listen);
+    let url = format!("http://{}/in/{name}", reachable(config.server.listen));
     Ok((Arc::clone(&source.scheme), key.clone(), source.public_url.clone(), Some(url)))
 }
 
@@ -188,8 +188,9 @@ fn read_body(path: &Path) -> Result<Bytes, Exit> {
     Ok(body.into())
 }
 
-fn sample(scheme: &Scheme, id: &str) -> Result<Bytes, Exit> {
-    let sample = scheme.sample(id, jiff::Timestamp::now());
+fn sample(scheme: &Scheme, id: &str, whole: bool) -> Result<Bytes, Exit> {
+    let now = jiff::Timestamp::now();
+    let sample = if whole { scheme.sample_of(id, now) } else { scheme.sample(id, now) };
     let sample =
         sample.ok_or_else(|| Exit::settings(format!("{} has no sample: give --body FILE", scheme.name)))?;
     Ok(sample.into())

@@ -8,6 +8,7 @@ use futures_util::join;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
+use tracing::warn;
 
 use super::{RecordError, Recorded};
 use crate::config::{self, Effect, Source};
@@ -86,14 +87,39 @@ impl Job {
 #[derive(Debug)]
 pub(super) enum Outcome {
     Accepted,
-    Rejected,
+    /// With what the effect said, unless an earlier attempt of ours has committed it.
+    Rejected {
+        message: Option<String>,
+    },
     Known(Digest),
-    Failed { sqlstate: String, message: String },
+    Failed {
+        sqlstate: String,
+        message: String,
+    },
     Locked,
     NotTried,
 }
 
+/// What an effect raised, for the log. Messages about data ("invalid input syntax for type integer: …") quote the body,
+/// which must not be there.
+pub(super) fn tell(sqlstate: &str, message: &str) -> String {
+    match sqlstate.get(..2) {
+        Some("22") => {
+            format!("a data exception in the effect; its text may quote the body (SQLSTATE {sqlstate})")
+        }
+        _ => format!("{message} (SQLSTATE {sqlstate})"),
+    }
+}
+
 impl Outcome {
+    /// An event that its effect refused is answered like any other; only the log says why.
+    pub(super) fn report(&self, delivery: &Delivery) {
+        if let Self::Rejected { message: Some(message) } = self {
+            let (source, id) = (&*delivery.source.name, delivery.event.id.escape_debug());
+            warn!(source, event.id = %id, cause = message, "an effect refused an event for good");
+        }
+    }
+
     /// The effect met a serialization failure or a deadlock: the same again may succeed.
     pub(super) fn is_transient(&self) -> bool {
         matches!(self, Self::Failed { sqlstate, .. } if sqlstate == "40001" || sqlstate == "40P01")
@@ -110,7 +136,7 @@ pub(super) struct Written {
 #[derive(Debug)]
 pub(super) struct BatchError {
     pub(super) trouble: Trouble,
-    cause: String,
+    pub(super) cause: String,
 }
 
 impl BatchError {
@@ -321,7 +347,8 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
     let messages: Vec<Option<&str>> = row.try_get("messages")?;
     let rows = letters.chars().zip(digests).zip(statuses).zip(sqlstates.into_iter().zip(messages));
     let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
-        ('r', ..) | ('o', _, Some("rejected"), _) => Some(Outcome::Rejected),
+        ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
+        ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
         ('a' | 'o', ..) => Some(Outcome::Accepted),
         ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
         ('f', _, _, (Some(sqlstate), Some(message))) => {

@@ -166,9 +166,10 @@ impl Lane {
         self.measure(batch.len(), took);
         let careful_until = Instant::now() + CAREFUL_FOR;
         for (mut job, outcome) in batch.into_iter().zip(written.outcomes) {
-            if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected) {
+            if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected { .. }) {
                 self.careful_until.insert(Arc::clone(&job.delivery.source.name), careful_until);
             }
+            outcome.report(&job.delivery);
             if outcome.is_transient() {
                 job.attempts += 1;
             }
@@ -204,6 +205,7 @@ impl Commit {
         let Self { lock_timeout, statement_timeout, .. } = self;
         let mut mode = Mode { one_by_one: false, lock_timeout, statement_timeout };
         let mut pauses = Pauses::default();
+        let mut failures: u32 = 0;
         loop {
             let now = Instant::now();
             self.batch.retain(|job| !job.is_abandoned(now));
@@ -221,7 +223,12 @@ impl Commit {
             self.metrics.batch_failed(error.trouble);
             let next = self.next_mode(mode, error.trouble);
             if error.trouble.may_pass() {
-                warn!(error = ?error, events = self.batch.len(), "a batch is written again");
+                failures += 1;
+                // One line for each power of two, so that an outage does not fill the log.
+                if failures.is_power_of_two() {
+                    let events = self.batch.len();
+                    warn!(cause = error.cause, events, failures, "a batch is written again");
+                }
                 pauses.next().await;
             } else if next == mode {
                 refuse(self.batch.drain(..), &error);

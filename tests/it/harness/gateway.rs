@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -128,6 +129,8 @@ impl Gateway {
 struct Process {
     child: Child,
     lines: Lines,
+    /// End with the process' output.
+    readers: Vec<JoinHandle<()>>,
     listen: Option<SocketAddr>,
     admin: Option<SocketAddr>,
 }
@@ -144,9 +147,11 @@ impl Process {
             .spawn()
             .with_context(|| format!("cannot run {}", start.program.display()))?;
         let lines = Lines::default();
-        lines.collect(child.stdout.take().context("standard output")?);
-        lines.collect(child.stderr.take().context("standard error")?);
-        Ok(Self { child, lines, listen: None, admin: None })
+        let readers = vec![
+            lines.collect(child.stdout.take().context("standard output")?),
+            lines.collect(child.stderr.take().context("standard error")?),
+        ];
+        Ok(Self { child, lines, readers, listen: None, admin: None })
     }
 
     async fn wait_for_listeners(&mut self) -> Result<()> {
@@ -158,6 +163,12 @@ impl Process {
             std::future::ready(found.or_else(ended))
         });
         let ready = ready.await.and_then(|found| found);
+        if ready.is_err() && self.child.try_wait()?.is_some() {
+            // All of what it said, not what has been read so far.
+            for reader in self.readers.drain(..) {
+                reader.join().ok();
+            }
+        }
         (self.listen, self.admin) =
             ready.with_context(|| format!("not up:\n{}", self.lines.all().join("\n")))?;
         Ok(())
@@ -195,14 +206,14 @@ struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
     /// Reads to the end on a thread, so that the process never waits for its output to be read.
-    fn collect(&self, from: impl Read + Send + 'static) {
+    fn collect(&self, from: impl Read + Send + 'static) -> JoinHandle<()> {
         let lines = self.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(from).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 lines.0.lock().unwrap_or_else(PoisonError::into_inner).push(line);
             }
-        });
+        })
     }
 
     fn all(&self) -> Vec<String> {

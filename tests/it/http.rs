@@ -426,3 +426,19 @@ async fn too_many_connections_wait_and_do_not_fail() -> Result<()> {
     tokio::time::timeout(Duration::from_secs(30), metric(&gateway, "hapax_connections", &[], 2)).await??;
     Ok(())
 }
+
+/// A sender that is still writing when its head is refused gets to see why.
+#[tokio::test]
+async fn a_refused_head_is_answered_to_a_sender_that_writes_on() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway = scene.gateway(&[]).await?;
+    let body = "x".repeat(200_000);
+    for (head, status) in [("POST /in/nobody", 404), ("PUT /in/stripe", 405)] {
+        let request = format!("{head} HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        let mut connection = Raw::connect(gateway.listen()?).await?;
+        connection.write(request.as_bytes()).await?;
+        let answer = String::from_utf8_lossy(&connection.read().await?).into_owned();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {answer}");
+    }
+    Ok(())
+}

@@ -12,7 +12,7 @@ use hapax::identify::EventKey;
 
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{LIMIT, Load, acknowledged, burst, metric, until_redis_in_use};
-use crate::harness::proxy::{Direction, Hook, Proxy, Verdict};
+use crate::harness::proxy::{Direction, Hook, Mode, Proxy, Verdict};
 use crate::harness::scene::{Answer, PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
@@ -424,5 +424,25 @@ async fn what_an_effect_sets_for_its_session_is_undone() -> Result<()> {
         look(&format!("after_{number}")).await?;
     }
     assert_eq!(seen().await?, before);
+    Ok(())
+}
+
+/// A server that takes connections and says nothing must not keep the next one of the DSN from being tried.
+#[tokio::test]
+async fn the_second_host_is_used_while_the_first_says_nothing() -> Result<()> {
+    let mut scene = Scene::new().await?;
+    let postgres = stores::postgres();
+    let dead = Proxy::start(postgres.address())?;
+    dead.set(Mode::Blackhole);
+    let alive = scene.stores.postgres_url.clone();
+    let (before, after) =
+        alive.split_once(&postgres.address().to_string()).context("the address in the URL")?;
+    scene.stores.postgres_url = format!("{before}{},{}{after}", dead.address(), postgres.address());
+    let gateway = scene.gateway(&["postgres.connect_timeout = \"200ms\""]).await?;
+    let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
+    assert_eq!((answer.status, answer.outcome.as_str()), (200, "accepted"));
+    assert!(dead.accepted() > 0, "the first host was tried");
+    scene.stores.postgres_url = alive;
+    scene.assert_once([&"evt_1".to_owned()]).await?;
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -110,6 +111,24 @@ fn check_urls(path: &Path, config: &Config) -> Result<(), Exit> {
     let lines: Vec<String> =
         wrong.iter().map(|wrong| format!("{}: error: {wrong}", path.display())).collect();
     Err(Exit::settings(lines.join("\n")))
+}
+
+/// Open files beside connections from providers and to Postgres: Redis, operators, logs.
+const OPEN_FILES_BESIDE: usize = 128;
+
+/// Allows this process as many open files as it may have; warns if that is too few for the settings.
+pub fn raise_open_files(connections: usize) {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where it may not be raised, the warning says what follows.
+    setrlimit(Resource::Nofile, limit).unwrap_or_default();
+    let wanted = u64::try_from(connections + OPEN_FILES_BESIDE).unwrap_or(u64::MAX);
+    if let Some(current) = getrlimit(Resource::Nofile).current.filter(|current| *current < wanted) {
+        complain(&format!(
+            "warning: {current} open files are allowed, and server.connections_max with all else may need {wanted}: \
+             raise the limit (ulimit -n), or lower server.connections_max"
+        ));
+    }
 }
 
 /// One thread costs least per request; more only if asked for.

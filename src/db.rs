@@ -176,7 +176,10 @@ fn without_hosts(parsed: &tokio_postgres::Config) -> tokio_postgres::Config {
         .ssl_mode(parsed.get_ssl_mode())
         .channel_binding(parsed.get_channel_binding())
         .target_session_attrs(TargetSessionAttrs::ReadWrite)
-        .keepalives_idle(Duration::from_secs(30));
+        .keepalives_idle(Duration::from_secs(30))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_secs(45));
     server
 }
 
@@ -244,6 +247,8 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
 /// # Errors
 /// The migration that failed; those before it stay applied.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<Vec<String>> {
+    let encoding = client.query_one("select current_setting('server_encoding')", &[]).await?;
+    check_encoding(encoding.get(0)).map_err(anyhow::Error::msg)?;
     // The text is one transaction. IF NOT EXISTS alone does not keep two of them apart.
     client
         .batch_execute(
@@ -279,6 +284,9 @@ pub enum Unready {
     /// Postgres cannot be asked.
     #[error("Postgres cannot be reached: {0}")]
     Unreachable(String),
+    /// Postgres answers, and does not let us work.
+    #[error("Postgres: {0}")]
+    Refused(String),
     /// Migrations are missing.
     #[error("the database lacks migration {0}: run `hapax migrate`")]
     NotMigrated(String),
@@ -296,8 +304,12 @@ pub enum Unready {
 }
 
 impl Unready {
-    fn unreachable(error: &tokio_postgres::Error) -> Self {
-        Self::Unreachable(describe(error))
+    /// A question failed: because of the connection, or because the server says so.
+    fn asking(error: &tokio_postgres::Error) -> Self {
+        match Trouble::of(error) {
+            Trouble::Lost | Trouble::Resources | Trouble::Cancelled => Self::Unreachable(describe(error)),
+            Trouble::Retry | Trouble::Locked | Trouble::Statement => Self::Refused(describe(error)),
+        }
     }
 }
 
@@ -307,6 +319,7 @@ impl Unready {
 /// The first thing that is not as it must be.
 pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unready> {
     check_migrations(client).await?;
+    check_rights(client).await?;
     for name in effects {
         check_effect(client, name).await?;
     }
@@ -314,14 +327,23 @@ pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unr
 }
 
 async fn check_migrations(client: &Client) -> Result<(), Unready> {
-    let exists = "select to_regclass('hapax.migration') is not null";
-    let exists: bool = client.query_one(exists, &[]).await.map_err(|e| Unready::unreachable(&e))?.get(0);
-    let highest: i32 = if exists {
-        let highest = "select coalesce(max(number), 0) from hapax.migration";
-        client.query_one(highest, &[]).await.map_err(|e| Unready::unreachable(&e))?.get(0)
-    } else {
-        0
-    };
+    let asked = |error| Unready::asking(&error);
+    let exists = "select to_regnamespace('hapax') is not null as schema, current_setting('server_encoding') as encoding";
+    let row = client.query_one(exists, &[]).await.map_err(asked)?;
+    check_encoding(row.get("encoding")).map_err(Unready::Refused)?;
+    let (mut highest, mut usable) = (0, false);
+    if row.get("schema") {
+        let usage = "select has_schema_privilege('hapax', 'usage')";
+        if !client.query_one(usage, &[]).await.map_err(asked)?.get::<_, bool>(0) {
+            return Err(Unready::Refused("this role lacks usage on schema hapax: grant it".to_owned()));
+        }
+        let table = "select to_regclass('hapax.migration') is not null";
+        usable = client.query_one(table, &[]).await.map_err(asked)?.get(0);
+    }
+    if usable {
+        let newest = "select coalesce(max(number), 0) from hapax.migration";
+        highest = client.query_one(newest, &[]).await.map_err(asked)?.get(0);
+    }
     if let Some((number, name, _)) = MIGRATIONS.iter().find(|(number, ..)| *number > highest) {
         return Err(Unready::NotMigrated(format!("{number:04}_{name}")));
     }
@@ -329,6 +351,46 @@ async fn check_migrations(client: &Client) -> Result<(), Unready> {
         Some((newest, ..)) if highest > *newest => Err(Unready::TooNew(highest)),
         _ => Ok(()),
     }
+}
+
+/// Ids and error messages are text of any language.
+fn check_encoding(encoding: &str) -> Result<(), String> {
+    match encoding {
+        "UTF8" => Ok(()),
+        other => Err(format!("the database's encoding is {other}: make one with encoding 'UTF8'")),
+    }
+}
+
+async fn check_rights(client: &Client) -> Result<(), Unready> {
+    let asked = |error| Unready::asking(&error);
+    let row =
+        client.query_one(include_str!("../sql/queries/lacking_rights.sql"), &[]).await.map_err(asked)?;
+    match row.get::<_, &str>("lacking") {
+        "" => {}
+        lacking => return Err(Unready::Refused(format!("this role lacks {lacking}: grant that"))),
+    }
+    // Raises what keeps it from being read.
+    client.query_one("select hapax.generation()", &[]).await.map_err(asked)?;
+    Ok(())
+}
+
+/// The parts of the generation that this role or server may not read. Markers then tell fewer histories apart.
+///
+/// # Errors
+/// Those of asking.
+pub async fn unreadable_parts(client: &Client) -> Result<Vec<&'static str>, tokio_postgres::Error> {
+    let parts = [
+        ("the system identifier (pg_control_system)", "(pg_control_system()).system_identifier"),
+        ("the timeline (pg_walfile_name)", "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"),
+    ];
+    let mut unreadable = Vec::new();
+    for (name, expression) in parts {
+        let read = client.query_one("select hapax.readable($1) is null", &[&expression]).await?;
+        if read.get(0) {
+            unreadable.push(name);
+        }
+    }
+    Ok(unreadable)
 }
 
 async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
@@ -344,7 +406,7 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
             ));
         }
         Err(error) if error.as_db_error().is_some() => return refuse(&describe(&error)),
-        Err(error) => return Err(Unready::unreachable(&error)),
+        Err(error) => return Err(Unready::asking(&error)),
     };
     if row.get::<_, bool>("returns_set") {
         return refuse("it returns a set; an effect returns void");

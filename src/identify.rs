@@ -28,6 +28,8 @@ use crate::verify::Verified;
 
 /// Longest event type that is kept; a longer one is none.
 const TYPE_MAX: usize = 255;
+/// The last second of the year 9999.
+const TIME_MAX: i64 = 253_402_300_799;
 /// Written as the length of a part that is not there.
 const ABSENT: u64 = u64::MAX;
 
@@ -177,7 +179,8 @@ fn lenient(rules: &[Rule], parts: &Parts<'_>) -> Option<String> {
 
 fn time(text: &str) -> Option<Timestamp> {
     let stamp = Unit::SecondsOrMillis.parse(text).or_else(|| Unit::Rfc3339.parse(text))?;
-    Timestamp::from_millisecond(stamp.millis).ok()
+    // Years that no event is from, and that Postgres may not know.
+    Timestamp::from_millisecond(stamp.millis).ok().filter(|time| (0..=TIME_MAX).contains(&time.as_second()))
 }
 
 /// Of what the rule names; of the raw body where a part is not clear.

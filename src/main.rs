@@ -87,6 +87,7 @@ fn main() -> ExitCode {
 
 fn run_serve(file: &ConfigFile, migrate: bool) -> Result<(), Exit> {
     let config = commands::load(&file.config)?;
+    commands::raise_open_files(config.server.connections_max + config.postgres.connections);
     let metrics = Arc::new(Metrics::new());
     let log = Log::start(metrics.log_lines_dropped.clone())?;
     log.install(&config.log.level);

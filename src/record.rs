@@ -24,7 +24,7 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
-use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Writer};
+use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, Writer};
 
 /// An event that Postgres has committed. Only this module makes one.
 #[derive(Debug, Clone, Copy)]
@@ -160,16 +160,15 @@ impl Recorder {
         let (source, event) = (Arc::clone(source), Arc::clone(event));
         let delivery = Delivery { source, event, token: rand::random(), deadline };
         if how == How::Batched {
-            match self.record_batched(lane, &delivery).await {
-                // Its row is locked: out of the batch, which must not wait for it.
-                Err(error) if error.code == Code::InFlight => {}
-                result => return result,
+            match self.record_batched(lane, &delivery).await? {
+                Shared::Reply(reply) => return reply,
+                Shared::Alone => {}
             }
         }
         self.record_alone(lane, &delivery).await
     }
 
-    async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Reply {
+    async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Result<Shared, RecordError> {
         let permits = permits(delivery.event.body.len());
         let bytes = Arc::clone(&self.queue_bytes)
             .try_acquire_many_owned(permits)
@@ -177,7 +176,7 @@ impl Recorder {
         let (job, reply) = Job::new(delivery, bytes);
         lane.queue.try_send(job).map_err(|_full| overloaded("queue_events is reached"))?;
         match timeout_at(delivery.deadline.into(), reply).await {
-            Ok(Ok(result)) => result,
+            Ok(Ok(shared)) => Ok(shared),
             Ok(Err(_)) | Err(_) => Err(timed_out()),
         }
     }
@@ -186,9 +185,10 @@ impl Recorder {
     async fn record_alone(&self, lane: &Lane, delivery: &Delivery) -> Reply {
         let mut last = timed_out();
         let attempts = async {
-            let _permit = lane.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
             let mut pauses = Pauses::default();
             for attempt in 1.. {
+                // For one attempt only: an event that cannot be written must not keep the others waiting.
+                let permit = lane.alone.acquire().await.map_err(|error| overloaded(&error.to_string()))?;
                 last = match self.attempt_alone(lane, delivery).await {
                     Attempt::Final(reply) => return reply,
                     Attempt::Again(error) if attempt < ATTEMPTS_MAX || error.code != Code::EffectFailed => {
@@ -196,6 +196,7 @@ impl Recorder {
                     }
                     Attempt::Again(error) => return Err(error),
                 };
+                drop(permit);
                 pauses.next().await;
             }
             Err(timed_out())

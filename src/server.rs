@@ -126,7 +126,7 @@ async fn connection<S: Service>(stream: TcpStream, limits: Limits, service: S, c
     // Answers are small and complete; waiting to fill a packet only delays them.
     drop(stream.set_nodelay(true));
     let phase = Arc::new(AtomicU8::new(IDLE));
-    let io = TokioIo::new(HeadTimed::new(stream, limits.head_timeout, Arc::clone(&phase)));
+    let io = TokioIo::new(TimedStream::new(stream, limits, Arc::clone(&phase)));
     let draining = Arc::clone(&closing.draining);
     let service = service_fn(move |request| {
         let (service, phase, draining) = (service.clone(), Arc::clone(&phase), Arc::clone(&draining));
@@ -166,18 +166,33 @@ const HEAD: u8 = 1;
 const ANSWERING: u8 = 2;
 
 /// A stream on which a request head, once begun, has to be complete within a time. hyper's own time-out runs from
-/// the end of the last answer, so it can only bound how long a connection may be idle.
-struct HeadTimed {
+/// the end of the last answer, so it can only bound how long a connection may be idle; for writing it has none.
+struct TimedStream {
     stream: TcpStream,
     timeout: Duration,
     /// Shared with the service, which knows when a head is complete.
     phase: Arc<AtomicU8>,
     timer: Option<Pin<Box<Sleep>>>,
+    /// How long a client may leave an answer unread.
+    write_timeout: Duration,
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl HeadTimed {
-    fn new(stream: TcpStream, timeout: Duration, phase: Arc<AtomicU8>) -> Self {
-        Self { stream, timeout, phase, timer: None }
+impl TimedStream {
+    fn new(stream: TcpStream, limits: Limits, phase: Arc<AtomicU8>) -> Self {
+        let Limits { head_timeout: timeout, idle_timeout: write_timeout, .. } = limits;
+        Self { stream, timeout, phase, timer: None, write_timeout, write_timer: None }
+    }
+
+    /// Passes on what became of a write; while nothing can be written, a timer runs.
+    fn timed_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.write_timer = None;
+            return written;
+        }
+        let timeout = self.write_timeout;
+        let timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// Called when the stream has nothing to read.
@@ -192,7 +207,7 @@ impl HeadTimed {
     }
 }
 
-impl AsyncRead for HeadTimed {
+impl AsyncRead for TimedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -214,9 +229,10 @@ impl AsyncRead for HeadTimed {
     }
 }
 
-impl AsyncWrite for HeadTimed {
+impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.timed_write(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -232,7 +248,8 @@ impl AsyncWrite for HeadTimed {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.timed_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -52,34 +52,44 @@ exception when feature_not_supported then
 end
 $$;
 
+-- Takes what finds no partition of its own, so that no event is refused for want of one.
+create table hapax.body_default partition of hapax.body default;
+
 -- Makes the partitions of today and the given number of days ahead; returns how many it made.
--- CREATE and ATTACH instead of CREATE … PARTITION OF: the latter queues every insert behind an open reader.
+-- CREATE and ATTACH instead of CREATE ... PARTITION OF: the latter queues every insert behind an open reader.
 create function hapax.make_body_partitions(days_ahead integer) returns integer
     language plpgsql security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as
 $$
 declare
     first_day constant date := (now() at time zone 'UTC')::date;
+    day date;
+    name text;
+    part regclass;
     made integer := 0;
 begin
-    perform pg_catalog.set_config('lock_timeout', '100ms', true);
+    perform set_config('lock_timeout', '100ms', true);
     for ahead in 0..days_ahead loop
-        declare
-            day constant date := first_day + ahead;
-            name constant text := 'body_' || to_char(day, 'YYYYMMDD');
+        day := first_day + ahead;
+        name := 'body_' || to_char(day, 'YYYYMMDD');
+        part := to_regclass(format('hapax.%I', name));
+        continue when exists (select from pg_inherits where inhrelid = part and inhparent = 'hapax.body'::regclass);
         begin
-            if to_regclass(format('hapax.%I', name)) is not null then
-                continue;
+            if part is null then
+                execute format('create table hapax.%I (like hapax.body including defaults including storage including compression)', name);
             end if;
-            execute format('create table hapax.%I (like hapax.body including defaults including storage including compression)', name);
             execute format('alter table hapax.%I add constraint day check (received_at >= %L and received_at < %L)',
                            name, day::timestamptz, (day + 1)::timestamptz);
             execute format('alter table hapax.body attach partition hapax.%I for values from (%L) to (%L)',
                            name, day::timestamptz, (day + 1)::timestamptz);
             execute format('alter table hapax.%I drop constraint day', name);
             made := made + 1;
-        exception when duplicate_table then
-            -- Another gateway was first.
-            null;
+        exception
+            when duplicate_table or duplicate_object then
+                -- Another gateway was first.
+                null;
+            when check_violation then
+                -- Some of that day is in the default partition already; the rest goes there too.
+                null;
         end;
     end loop;
     return made;
@@ -121,18 +131,43 @@ create function hapax.generation() returns bytea
     language plpgsql stable as
 $$
 declare
-    epoch uuid;
+    epoch text;
 begin
     -- In plpgsql, since its plans are kept: this runs with every batch.
-    select i.epoch into strict epoch from hapax.installation i;
-    return substr(sha256(convert_to(concat_ws('/',
-        epoch,
-        (pg_control_system()).system_identifier,
-        substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8),
+    select i.epoch::text into strict epoch from hapax.installation i;
+    begin
+        return hapax.hash_of(epoch, (pg_control_system()).system_identifier::text,
+                             substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8));
+    exception when insufficient_privilege or undefined_function or feature_not_supported then
+        -- Some managed databases do not let these be read.
+        return hapax.hash_of(epoch, hapax.readable('(pg_control_system()).system_identifier'),
+                             hapax.readable('substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)'));
+    end;
+end
+$$;
+
+create function hapax.hash_of(epoch text, system text, timeline text) returns bytea
+    language plpgsql stable as
+$$
+begin
+    return substr(sha256(convert_to(concat_ws('/', epoch, system, timeline,
         extract(epoch from pg_postmaster_start_time()),
         -- The oid of the database and the file node of the ledger.
-        pg_relation_filepath('hapax.ledger')
-    ), 'UTF8')), 1, 6);
+        pg_relation_filepath('hapax.ledger')), 'UTF8')), 1, 6);
+end
+$$;
+
+-- The value of an expression, or null where this role or this server may not read it.
+create function hapax.readable(expression text) returns text
+    language plpgsql stable as
+$$
+declare
+    found_value text;
+begin
+    execute 'select (' || expression || ')::text' into found_value;
+    return found_value;
+exception when insufficient_privilege or undefined_function or feature_not_supported then
+    return null;
 end
 $$;
 
@@ -190,6 +225,8 @@ begin
     for round in 1..10 loop
         if one_by_one then
             taken := '{}';
+            -- A table that is locked as a whole fails the call; after this, a lock that is met is a row's.
+            lock table hapax.ledger in row exclusive mode;
             for i in 1..total loop
                 continue when outcome[i] is not null;
                 begin
@@ -306,6 +343,7 @@ begin
             exception
                 when others or query_canceled or assert_failure then
                     get stacked diagnostics raised = returned_sqlstate, message = message_text;
+                    message := left(message, 1000);
                     outcome[i] := case raised when 'HX001' then 'r' else 'f' end;
                     sqlstates[i] := raised;
                     messages[i] := message;
@@ -313,6 +351,8 @@ begin
                     spent := spent or raised = '57014';
             end;
         end loop;
+        -- Not what an effect made itself: what follows is ours.
+        reset session authorization;
         if 'r' = any (outcome) then
             update hapax.ledger l set status = 'rejected'
             where l.key = any (array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] = 'r'));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Exit, load, runtime, say};
 use crate::config::Config;
-use crate::{claim, serve};
+use crate::{claim, db, serve};
 
 /// Checks the settings; with `online` also the stores.
 ///
@@ -22,6 +22,14 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
     let effects = serve::effects(config);
     serve::look_at_schema(&config.postgres, &effects).await.map_err(Exit::unavailable)?;
     say("postgres: ok, schema and effects are as this version needs them")?;
+    let client = db::connect(&config.postgres).await?;
+    let unreadable =
+        db::unreadable_parts(&client).await.map_err(|error| Exit::unavailable(db::describe(&error)))?;
+    for part in unreadable {
+        say(format!(
+            "postgres: {part} may not be read, so a failover or a restored copy may go unnoticed until a restart"
+        ))?;
+    }
     match claim::check(&config.fast_tier).await {
         Ok(found) => say(format!("redis: {found}")),
         Err(cause) => Err(Exit::unavailable(format!("redis: {cause}"))),

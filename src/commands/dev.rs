@@ -78,6 +78,9 @@ impl DemoSource {
 /// # Errors
 /// 69 if something cannot be started, 1 if `--once` did not see one effect.
 pub fn run(options: &Options) -> Result<(), Exit> {
+    if let Some(dir) = &options.dir {
+        std::fs::create_dir_all(dir)?;
+    }
     let folder = FolderOptions { parent: options.dir.clone(), keep: options.keep };
     let stores = Stores::start(&StoresOptions { folder, ..StoresOptions::default() });
     let demo = Demo { stores: stores.map_err(Exit::unavailable)?, sources: demo_sources() };

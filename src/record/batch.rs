@@ -41,6 +41,13 @@ impl Pauses {
 /// What a waiting delivery gets.
 pub(super) type Reply = Result<Recorded, RecordError>;
 
+/// What a delivery gets from the batch that it shared.
+pub(super) enum Shared {
+    Reply(Reply),
+    /// To be written by itself: its row is locked, or its batch cannot be written, and nobody knows because of whom.
+    Alone,
+}
+
 /// One event on its way into Postgres.
 #[derive(Debug, Clone)]
 pub(super) struct Delivery {
@@ -57,12 +64,12 @@ pub(super) struct Job {
     pub(super) attempts: u32,
     /// Its source's effect failed a short while ago.
     pub(super) careful: bool,
-    reply: oneshot::Sender<Reply>,
+    reply: oneshot::Sender<Shared>,
     _bytes: OwnedSemaphorePermit,
 }
 
 impl Job {
-    pub(super) fn new(delivery: &Delivery, bytes: OwnedSemaphorePermit) -> (Self, oneshot::Receiver<Reply>) {
+    pub(super) fn new(delivery: &Delivery, bytes: OwnedSemaphorePermit) -> (Self, oneshot::Receiver<Shared>) {
         let (reply, receiver) = oneshot::channel();
         let job = Self { delivery: delivery.clone(), attempts: 0, careful: false, reply, _bytes: bytes };
         (job, receiver)
@@ -77,7 +84,7 @@ impl Job {
         self.reply.is_closed() || self.delivery.deadline <= now
     }
 
-    pub(super) fn answer(self, reply: Reply) {
+    pub(super) fn answer(self, reply: Shared) {
         // A receiver that is gone has been answered already.
         drop(self.reply.send(reply));
     }
@@ -144,9 +151,11 @@ impl BatchError {
     pub(super) fn for_event(&self) -> RecordError {
         let code = match self.trouble {
             Trouble::Lost => Code::CommitUnknown,
-            Trouble::Locked => Code::InFlight,
             Trouble::Cancelled => Code::RecordTimeout,
-            Trouble::Retry | Trouble::Resources | Trouble::Statement => Code::PostgresUnavailable,
+            // Locked: not the event's row, which has an outcome of its own, but a whole table.
+            Trouble::Locked | Trouble::Retry | Trouble::Resources | Trouble::Statement => {
+                Code::PostgresUnavailable
+            }
         };
         RecordError::new(code, Dependency::Postgres, self.cause.clone())
     }
@@ -227,16 +236,14 @@ impl Writer {
                 client.give_back();
                 Ok(written)
             }
-            Ok(Err(error)) => {
-                if !matches!(error.trouble, Trouble::Lost) {
-                    client.give_back();
-                }
-                Err(error)
+            Ok(Err(error)) => Err(error),
+            Err(_elapsed) => {
+                client.outlast();
+                Err(BatchError {
+                    trouble: Trouble::Lost,
+                    cause: "no answer within commit_timeout".to_owned(),
+                })
             }
-            Err(_elapsed) => Err(BatchError {
-                trouble: Trouble::Lost,
-                cause: "no answer within commit_timeout".to_owned(),
-            }),
         }
     }
 
@@ -298,11 +305,13 @@ impl Writer {
 }
 
 /// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect
-/// of an earlier batch may have set for the session is undone first.
+/// of an earlier batch may have left in the session is undone first. A backend whose gateway is gone looks at its socket
+/// once a second, so that an effect that will not end ends with it.
 fn begin(statement_timeout: Duration) -> String {
     let ms = statement_timeout.as_millis();
     format!(
-        "begin isolation level read committed, read write; reset role; reset all; \
+        "begin isolation level read committed, read write; reset session authorization; reset all; \
+         select pg_advisory_unlock_all(); set local client_connection_check_interval = '1s'; \
          set local statement_timeout = '{ms}ms'; set local idle_in_transaction_session_timeout = '{ms}ms'"
     )
 }
@@ -383,6 +392,18 @@ impl Unclean {
             trouble: Trouble::Resources,
             cause: "connection already given back".to_owned(),
         })
+    }
+
+    /// Nobody waits for the answer any more, but the backend is still at work, and closing the socket would not end a
+    /// commit that waits for a standby. The connection keeps its place in the pool until the server has answered, so
+    /// that there are never more backends than connections. A dead server is noticed by keepalive.
+    fn outlast(mut self) {
+        if let Some(client) = self.0.take() {
+            drop(tokio::spawn(async move {
+                drop(client.batch_execute("").await);
+                drop(Object::take(client));
+            }));
+        }
     }
 
     /// The last answer is in and no transaction is open.

@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::batch::{ATTEMPTS_MAX, BatchError, Delivery, Job, Mode, Outcome, Pauses, Writer, Written};
+use super::batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Shared, Writer, Written};
 use crate::config;
 use crate::db::Trouble;
 use crate::metrics::Metrics;
@@ -177,7 +177,11 @@ impl Lane {
             {
                 self.backlog.push_back(job);
             } else {
-                job.answer(outcome.into_reply(written.generation));
+                job.answer(match outcome {
+                    // Out of the batch, which must not wait for its row.
+                    Outcome::Locked => Shared::Alone,
+                    outcome => Shared::Reply(outcome.into_reply(written.generation)),
+                });
             }
         }
     }
@@ -205,7 +209,7 @@ impl Commit {
         let Self { lock_timeout, statement_timeout, .. } = self;
         let mut mode = Mode { one_by_one: false, lock_timeout, statement_timeout };
         let mut pauses = Pauses::default();
-        let mut failures: u32 = 0;
+        let (mut failures, mut lost): (u32, u32) = (0, 0);
         loop {
             let now = Instant::now();
             self.batch.retain(|job| !job.is_abandoned(now));
@@ -222,7 +226,17 @@ impl Commit {
             };
             self.metrics.batch_failed(error.trouble);
             let next = self.next_mode(mode, error.trouble);
-            if error.trouble.may_pass() {
+            lost += u32::from(error.trouble == Trouble::Lost);
+            let useless = !error.trouble.may_pass() && next == mode;
+            if self.batch.len() > 1 && (useless || lost > 1) {
+                // One of them may be why (it ends its backend, or cannot even be sent): each by itself.
+                warn!(
+                    cause = error.cause,
+                    events = self.batch.len(),
+                    "a batch cannot be written; its events go alone"
+                );
+                self.batch.drain(..).for_each(|job| job.answer(Shared::Alone));
+            } else if error.trouble.may_pass() {
                 failures += 1;
                 // One line for each power of two, so that an outage does not fill the log.
                 if failures.is_power_of_two() {
@@ -230,8 +244,9 @@ impl Commit {
                     warn!(cause = error.cause, events, failures, "a batch is written again");
                 }
                 pauses.next().await;
-            } else if next == mode {
-                refuse(self.batch.drain(..), &error);
+            } else if useless {
+                let refused = |job: Job| job.answer(Shared::Reply(Err(error.for_event())));
+                self.batch.drain(..).for_each(refused);
             }
             mode = next;
         }
@@ -251,11 +266,5 @@ impl Commit {
             }
             Trouble::Retry | Trouble::Resources | Trouble::Statement => mode,
         }
-    }
-}
-
-fn refuse(batch: impl Iterator<Item = Job>, error: &BatchError) {
-    for job in batch {
-        job.answer(Err(error.for_event()));
     }
 }

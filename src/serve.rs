@@ -190,9 +190,7 @@ async fn watch_schema(settings: config::Postgres, effects: Vec<String>, ready: A
     loop {
         match db::make_body_partitions(&settings).await {
             Ok(made) => {
-                if made > 0 {
-                    info!(made, "day partitions for bodies made ahead");
-                }
+                info!(made, "day partitions for bodies are made ahead");
                 tokio::time::sleep(PARTITIONS_EVERY).await;
             }
             Err(cause) => {

@@ -332,6 +332,8 @@ begin
                 if called <> 1 then
                     raise exception 'hapax: effect % ran % times for one event', effect, called;
                 end if;
+                -- The next event's effect is not to run as whoever this one has become.
+                reset session authorization;
                 -- Deferred constraints name their event here. Done inside a subtransaction that is undone, so that
                 -- they are deferred again for the next event.
                 begin

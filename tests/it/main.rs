@@ -6,6 +6,7 @@ mod dev;
 mod disconnect;
 mod handshake;
 mod harness;
+mod hostile;
 mod http;
 mod isolation;
 mod log;

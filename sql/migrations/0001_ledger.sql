@@ -209,6 +209,7 @@ declare
     raised text;
     message text;
     ignored text;
+    nothing_stays boolean;
     i integer;
     row_at record;
 begin
@@ -376,9 +377,11 @@ begin
         perform pg_current_xact_id();
     end if;
 
-    -- Last words, after everything that an effect may have changed.
+    -- Last words, after everything that an effect may have changed. Where all events failed, nothing is promised to
+    -- anybody, and nobody waits for the log.
     set constraints all immediate;
-    ignored := set_config('synchronous_commit', commit_mode, true);
+    nothing_stays := cardinality(array_positions(outcome, 'f')) = total;
+    ignored := set_config('synchronous_commit', case when nothing_stays then 'off' else commit_mode end, true);
     -- statement_timeout would end a COMMIT's wait for a standby, and the commit would look like any other.
     ignored := set_config('statement_timeout', '0', true);
     outcomes := array_to_string(outcome, '');

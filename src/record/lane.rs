@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
+use tokio::time::sleep_until;
 use tracing::warn;
 
 use super::batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Shared, Writer, Written};
@@ -24,6 +25,10 @@ const LOCK_GLANCE: Duration = Duration::from_millis(10);
 /// answer for the others before their `record_timeout`.
 const GLANCE_PART: u32 = 4;
 
+/// Batches in a row that may fail as a whole before the lane rests.
+const FRUITLESS_MAX: u32 = 3;
+/// How long it rests then, growing.
+const REST: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(100);
 /// Batches under way at once, where they need not run one after the other.
 const OVERLAP: usize = 2;
 /// Events that are worth a commit of their own while another one is under way.
@@ -42,6 +47,10 @@ pub(super) struct Lane {
     /// Events that fit into `BATCH_TIME`, as measured.
     events_cap: usize,
     careful_until: HashMap<Arc<str>, Instant>,
+    /// Batches in a row of which nothing was committed, since every effect failed.
+    fruitless: u32,
+    /// No batch before this; such batches cost as much as others.
+    rest_until: Instant,
 }
 
 impl Lane {
@@ -63,6 +72,8 @@ impl Lane {
             statement_timeout: settings.statement_timeout,
             events_cap,
             careful_until: HashMap::new(),
+            fruitless: 0,
+            rest_until: Instant::now(),
         }
     }
 
@@ -79,7 +90,9 @@ impl Lane {
                 under_way.push(self.form().run());
             }
             let room = self.events_max.saturating_sub(self.backlog.len());
+            let resting = !self.backlog.is_empty() && self.rest_until > Instant::now();
             tokio::select! {
+                () = sleep_until(self.rest_until.into()), if resting => {}
                 Some(ended) = under_way.next() => self.take_back(ended),
                 count = self.queue.recv_many(&mut arrived, room), if open && room > 0 => {
                     open = count > 0;
@@ -98,6 +111,9 @@ impl Lane {
 
     /// An idle lane commits whatever there is; a second commit beside another one has to be worth it.
     fn is_worth_a_commit(&self, under_way: usize) -> bool {
+        if self.rest_until > Instant::now() {
+            return false;
+        }
         let overlap = if self.writer.runs_in_order() { 1 } else { OVERLAP };
         match under_way {
             0 => !self.backlog.is_empty(),
@@ -160,10 +176,22 @@ impl Lane {
         }
     }
 
+    /// An effect that always fails is tried less and less often, in larger batches, so that it leaves the machine to the
+    /// others. Its events are answered a little later for that.
+    fn rest(&mut self, outcomes: &[Outcome]) {
+        let fruitless = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed { .. }));
+        self.fruitless = if fruitless { self.fruitless + 1 } else { 0 };
+        if self.fruitless > FRUITLESS_MAX {
+            let doublings = (self.fruitless - FRUITLESS_MAX).min(10);
+            self.rest_until = Instant::now() + (REST.start().saturating_mul(1 << doublings)).min(*REST.end());
+        }
+    }
+
     fn take_back(&mut self, ended: Ended) {
         let Ended { batch, written, took } = ended;
         let Some(written) = written else { return };
         self.measure(batch.len(), took);
+        self.rest(&written.outcomes);
         let careful_until = Instant::now() + CAREFUL_FOR;
         for (mut job, outcome) in batch.into_iter().zip(written.outcomes) {
             if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected { .. }) {

@@ -248,8 +248,8 @@ fn event(source: &Arc<Source>) -> Result<Event> {
     let sample = source.scheme.sample(&fresh_id(), Timestamp::now()).context("no sample")?;
     let request = Signed::new(source, sample.into())?;
     let identified = verify(request.received(), Timestamp::now()).and_then(identify);
-    let (_source, event) = identified
+    let (_source, content) = identified
         .map(Identified::into_parts)
         .map_err(|code| anyhow::anyhow!("the sample is refused: {}", code.as_str()))?;
-    Ok(event)
+    content.into_event().context("the sample is a batch")
 }

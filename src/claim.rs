@@ -127,6 +127,34 @@ impl FastTier {
         counts.then_some(remembered.digest)
     }
 
+    /// Which of these events are done, and which tier knows; claims nothing.
+    ///
+    /// # Errors
+    /// `FastTierRefused` if the tier is away and the settings say not to go on without it.
+    pub async fn recognise(&self, keys: &[EventKey]) -> Result<Vec<Option<(ShortDigest, Tier)>>, Code> {
+        let now = Instant::now();
+        let mut done: Vec<_> =
+            keys.iter().map(|key| self.recall(key, now).map(|digest| (digest, Tier::Memory))).collect();
+        let Some(redis) = &self.redis else { return Ok(done) };
+        let asked: Vec<EventKey> =
+            keys.iter().zip(&done).filter(|(_, done)| done.is_none()).map(|(key, _)| *key).collect();
+        let values = match redis.read_all(&asked).await {
+            Ok(values) => values,
+            Err(redis::Away) if self.refuse_without_redis => return Err(Code::FastTierRefused),
+            Err(redis::Away) => return Ok(done),
+        };
+        let unknown = done.iter_mut().filter(|done| done.is_none());
+        for ((done, key), value) in unknown.zip(asked).zip(values) {
+            if let Some(marker::Marker::Done { generation, digest }) = value.as_deref().map(marker::read)
+                && self.heartbeat.current(now) == Some(generation)
+            {
+                self.remember(key, digest, generation, now);
+                *done = Some((digest, Tier::Redis));
+            }
+        }
+        Ok(done)
+    }
+
     /// Claims the event; while somebody else holds it, waits for at most `wait`.
     ///
     /// Dropping the future may leave a lease behind, which makes others wait until it expires.

@@ -262,7 +262,9 @@ pub struct Source {
     pub scope: Arc<str>,
     /// `effect = "schema.function" | "none"`
     pub effect: Effect,
-    /// `on_mismatch = "report" | "refuse"`
+    /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
+    pub batch_items_max: usize,
+    /// `on_mismatch = "report" | "refuse" | "accept"`
     pub on_mismatch: OnMismatch,
     /// `tolerance = "5m"`: overrides the scheme's; `"off"` checks no clock.
     pub tolerance: Option<Tolerance>,
@@ -292,6 +294,7 @@ impl Source {
             scope: "-".into(),
             effect: Effect::None,
             on_mismatch: OnMismatch::Report,
+            batch_items_max: 1_000,
             tolerance: None,
             id_max: 512,
             body_max: 1 << 20,
@@ -320,6 +323,8 @@ pub enum Effect {
 /// What to do when an id comes again with another body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnMismatch {
+    /// It is another event: the body is part of the key.
+    Accept,
     /// Answer as a duplicate; count and log it.
     Report,
     /// 422.

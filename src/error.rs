@@ -107,6 +107,8 @@ codes! {
     IdTooLong "id_too_long" "The id is longer than the limit.",
     IdInvalid "id_invalid" "The id is not text that can be kept: NUL, broken UTF-8, not a string or whole number.",
     BodyNotJson "body_not_json" "The id is sought in JSON, and the body is none.",
+    BatchMissing "batch_missing" "No list where the source's events should stand.",
+    BatchTooLarge "batch_too_large" "More events in one request than the source takes.",
     InFlight "in_flight" "The same event is being written right now.",
     EffectFailed "effect_failed" "The business effect raised an error.",
     FastTierRefused "fast_tier_refused" "The fast tier is away, and the settings say not to go on without it.",

@@ -9,21 +9,23 @@
 //! - Missing, null, empty, and an id made only of zeros and hyphens (placeholders of "nothing") do not yield.
 //! - An id that stands there twice, holds NUL or is not UTF-8, or is longer than the source allows, is refused.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use ring::digest::{Context, SHA256};
+use serde_json::value::RawValue;
 
 use crate::body::Received;
-use crate::config::Source;
+use crate::config::{OnMismatch, Source};
 use crate::error::Code;
 use crate::json::{Found, Slot};
 use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Rule;
 use crate::provider::signature::Unit;
-use crate::provider::{DigestRule, EventRules};
+use crate::provider::{BatchRules, DigestRule, EventRules};
 use crate::verify::Verified;
 
 /// Longest event type that is kept; a longer one is none.
@@ -41,13 +43,24 @@ impl EventKey {
     /// The key of an id. Lengths stand before the parts, so that no two triples hash the same bytes.
     #[must_use]
     pub fn of(source: &str, scope: &str, id: &str) -> Self {
+        Self::of_parts(&[source.as_bytes(), scope.as_bytes(), id.as_bytes()])
+    }
+
+    /// The key of an id together with a body, where a reused id means another event.
+    #[must_use]
+    pub fn of_body(source: &str, scope: &str, id: &str, digest: Digest) -> Self {
+        Self::of_parts(&[source.as_bytes(), scope.as_bytes(), id.as_bytes(), &digest.0])
+    }
+
+    fn of_parts(parts: &[&[u8]]) -> Self {
         let mut context = Context::new(&SHA256);
-        for part in [source, scope, id] {
+        for part in parts {
             context.update(&length(part.len()));
-            context.update(part.as_bytes());
+            context.update(part);
         }
-        let hash = parts::array(&context.finish());
-        Self(hash.first_chunk().copied().unwrap_or_default())
+        let mut key = [0; 16];
+        key.iter_mut().zip(context.finish().as_ref()).for_each(|(key, byte)| *key = *byte);
+        Self(key)
     }
 }
 
@@ -78,48 +91,140 @@ pub struct Event {
     /// The whole request body, or the item's own bytes in a batch.
     pub body: Bytes,
     /// Allow-listed headers as a JSON object of strings.
-    pub headers: String,
+    pub headers: Arc<str>,
+    /// Its place in a batch, from 0.
+    pub item: Option<u32>,
+    /// Whether it has an id of its own. An item of a batch without one is recorded, and no effect is called for it.
+    pub identified: bool,
+}
+
+/// What a request brings.
+#[derive(Debug)]
+pub enum Content {
+    /// One event.
+    Event(Event),
+    /// The items of a batch, in their order; maybe none. Equal events stand there once.
+    Batch(Vec<Event>),
+}
+
+impl Content {
+    /// The event of a request that is no batch.
+    #[must_use]
+    pub fn into_event(self) -> Option<Event> {
+        match self {
+            Self::Event(event) => Some(event),
+            Self::Batch(_) => None,
+        }
+    }
 }
 
 /// A verified request and the event in it. Only [`identify`] makes one.
 #[derive(Debug)]
 pub struct Identified {
     source: Arc<Source>,
-    event: Event,
+    content: Content,
 }
 
 impl Identified {
-    /// The source and the event.
+    /// The source, and what it sent.
     #[must_use]
-    pub fn into_parts(self) -> (Arc<Source>, Event) {
-        (self.source, self.event)
+    pub fn into_parts(self) -> (Arc<Source>, Content) {
+        (self.source, self.content)
     }
 }
 
-/// Finds the event's id and computes key and digest.
+/// Finds the id of the event, or of each item of a batch, and computes keys and digests.
 ///
 /// # Errors
-/// One of the `Id*` codes or `BodyNotJson`.
+/// One of the `Id*` or `Batch*` codes, or `BodyNotJson`.
 pub fn identify(verified: Verified) -> Result<Identified, Code> {
     let (received, signed_id) = verified.into_parts();
     let source = Arc::clone(&received.source);
-    let rules = &source.scheme.event;
-    let parts = Parts::of(&received, &rules.pointers);
-    let id = match event_id(rules, signed_id, &parts, source.id_max)? {
-        Some(id) => id,
-        None => random_id(),
+    let content = match &source.scheme.batch {
+        None => Content::Event(single(&source, signed_id, &received)?),
+        Some(batch) => Content::Batch(items(&source, batch, &received)?),
     };
-    let event = Event {
-        key: EventKey::of(&source.name, &source.scope, &id),
-        digest: body_digest(rules, &parts),
+    Ok(Identified { source, content })
+}
+
+fn single(source: &Source, signed_id: Option<usize>, received: &Received) -> Result<Event, Code> {
+    let rules = &source.scheme.event;
+    let parts = Parts::of(received, &rules.pointers);
+    let id = event_id(rules, signed_id, &parts, source.id_max)?.unwrap_or_else(random_id);
+    let body = received.body.clone();
+    Ok(event(
+        source,
+        rules,
+        &parts,
+        Named { id, identified: true, item: None },
+        body,
+        kept_headers(received).into(),
+    ))
+}
+
+/// Each item is an event with its own bytes, which are those that it has in the body.
+fn items(source: &Source, batch: &BatchRules, received: &Received) -> Result<Vec<Event>, Code> {
+    let list = match batch.pointers.scan(&received.body).get(batch.items) {
+        None => return Err(Code::BodyNotJson),
+        Some(Found::Twice) => return Err(Code::IdAmbiguous),
+        Some(Found::Absent | Found::Broken) => return Err(Code::BatchMissing),
+        Some(Found::Value(list)) => list,
+    };
+    let list: Vec<&RawValue> = serde_json::from_str(list).or(Err(Code::BatchMissing))?;
+    if list.len() > source.batch_items_max {
+        return Err(Code::BatchTooLarge);
+    }
+    let headers: Arc<str> = kept_headers(received).into();
+    let mut events: Vec<Event> = Vec::with_capacity(list.len());
+    let mut seen = HashSet::with_capacity(list.len());
+    for (raw, item) in list.into_iter().zip(0..) {
+        let span = span_in(&received.body, raw.get()).ok_or(Code::BodyNotJson)?;
+        let body = received.body.slice(span);
+        let parts = Parts::item(received, &body, &batch.item.pointers);
+        let id = event_id(&batch.item, None, &parts, source.id_max).ok().flatten();
+        let named = Named { identified: id.is_some(), id: id.unwrap_or_else(random_id), item: Some(item) };
+        let event = event(source, &batch.item, &parts, named, body.clone(), Arc::clone(&headers));
+        if seen.insert((event.key, event.digest)) {
+            events.push(event);
+        }
+    }
+    Ok(events)
+}
+
+/// What an event is called, and where it stands.
+struct Named {
+    id: String,
+    identified: bool,
+    item: Option<u32>,
+}
+
+fn event(
+    source: &Source,
+    rules: &EventRules,
+    parts: &Parts<'_>,
+    named: Named,
+    body: Bytes,
+    headers: Arc<str>,
+) -> Event {
+    let Named { id, identified, item } = named;
+    let digest = body_digest(rules, parts);
+    let key = match source.on_mismatch {
+        // Another body is another event.
+        OnMismatch::Accept if identified => EventKey::of_body(&source.name, &source.scope, &id, digest),
+        _ => EventKey::of(&source.name, &source.scope, &id),
+    };
+    Event {
+        key,
+        digest,
         scope: Arc::clone(&source.scope),
         id,
-        event_type: lenient(&rules.types, &parts).filter(|text| text.len() <= TYPE_MAX),
-        provider_time: lenient(&rules.times, &parts).and_then(|text| time(&text)),
-        headers: kept_headers(&received),
-        body: received.body,
-    };
-    Ok(Identified { source, event })
+        event_type: lenient(&rules.types, parts).filter(|text| text.len() <= TYPE_MAX),
+        provider_time: lenient(&rules.times, parts).and_then(|text| time(&text)),
+        headers,
+        body,
+        item,
+        identified,
+    }
 }
 
 /// The id that the rules give; `None` if the source's requests have no identity. `signed` is the only rule that
@@ -264,7 +369,8 @@ fn kept_headers(received: &Received) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    // Strings are always written.
+    serde_json::to_string(text).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -282,7 +388,7 @@ mod tests {
         let mut headers = headers.to_vec();
         headers.push(("x-token", b"t"));
         let verified = verify(received(source, "/p?q=Q", &headers, body.to_vec()), now()).unwrap();
-        identify(verified).map(|identified| identified.into_parts().1)
+        identify(verified).map(|identified| identified.into_parts().1.into_event().unwrap())
     }
 
     fn id(rules: &str, headers: &[(&str, &[u8])], body: impl AsRef<[u8]>) -> Result<String, Code> {
@@ -503,7 +609,8 @@ mod tests {
 
     #[test]
     fn kept_headers_are_a_json_object_of_those_that_are_there() {
-        let headers = |headers: &[(&str, &[u8])]| event_of("id = []", headers, b"").unwrap().headers;
+        let headers =
+            |headers: &[(&str, &[u8])]| event_of("id = []", headers, b"").unwrap().headers.to_string();
         assert_eq!(headers(&[("x-secret", b"s")]), "{}");
         assert_eq!(headers(&[("X-Kept", b"a\"\\b"), ("x-secret", b"s")]), r#"{"x-kept":"a\"\\b"}"#);
         assert_eq!(

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::header::EXPECT;
 use http::request::Parts;
 use http::{Method, Request, Response};
@@ -24,11 +25,11 @@ use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{self, Config, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
-use crate::identify::{Event, Identified, identify};
+use crate::identify::{Content, Event, Identified, identify};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
 use crate::record::{How, RecordError, Recorder, Verdict};
-use crate::respond::{self, Failure, Outcome};
+use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
 use crate::verify::verify;
@@ -57,6 +58,8 @@ pub struct Gateway {
 enum Arrived {
     /// An event, to be delivered.
     Event(Arc<Source>, Arc<Event>),
+    /// Several of them.
+    Batch(Arc<Source>, Vec<Arc<Event>>),
     /// A provider's question, answered without a store.
     Handshake(Arc<Reply>),
 }
@@ -66,6 +69,8 @@ enum Arrived {
 struct Trace {
     source: Option<Arc<Source>>,
     event: Option<Arc<Event>>,
+    /// Of a batch.
+    items: Option<usize>,
     body_bytes: usize,
     verify: Duration,
     times: Times,
@@ -129,6 +134,17 @@ impl Gateway {
         let result = match received {
             Err(failure) => visit.end(Err(failure)),
             Ok(Arrived::Handshake(reply)) => visit.end(Ok(Outcome::Handshake(reply))),
+            Ok(Arrived::Batch(source, events)) => {
+                // ‖ From here on a client that goes away changes nothing.
+                let gateway = Arc::clone(&self);
+                let work = self.tasks.spawn(async move {
+                    let deadline = visit.started + source.deadline;
+                    let delivered =
+                        gateway.deliver_batch(&source, events, deadline, &mut visit.trace.times).await;
+                    visit.end(delivered)
+                });
+                work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
+            }
             Ok(Arrived::Event(source, event)) => {
                 if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
                     visit.end(Ok(known(&event, committed, Tier::Memory)))
@@ -207,35 +223,69 @@ impl Gateway {
         let claim = self.tier.claim(&event.key, wait).await;
         times.claim = started.elapsed();
         self.metrics.claimed(times.claim);
-        let claim = claim
-            .map_err(|code| Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) })?;
-        let (lease, how) = match claim {
+        let (lease, how) = match claim.map_err(tier_refused)? {
             Claim::Done(committed) => return Ok(known(event, committed, Tier::Redis)),
             Claim::Held(lease) => (Some(lease), How::Batched),
             Claim::Unclaimed => (None, How::Batched),
             Claim::Foreign => (None, How::Alone),
         };
         let started = Instant::now();
-        let recorded = self.recorder.record(source, event, deadline, how).await;
+        let recorded = self.record(source, event, deadline, how).await;
         times.record = started.elapsed();
         self.metrics.recorded(times.record);
-        match recorded {
-            Ok(recorded) => {
-                let (outcome, digest) = match recorded.verdict() {
-                    Verdict::Accepted => (Outcome::Accepted, event.digest),
-                    Verdict::Rejected => (Outcome::Rejected, event.digest),
-                    Verdict::Known(digest) => (known(event, ShortDigest::of(digest), Tier::Postgres), digest),
-                };
-                self.tier.settle(event, digest, recorded.generation());
-                Ok(outcome)
-            }
-            Err(error) => {
-                if let Some(lease) = lease {
-                    self.tier.release(&event.key, lease).await;
-                }
-                Err(not_recorded(error))
-            }
+        if let (Err(_), Some(lease)) = (&recorded, lease) {
+            self.tier.release(&event.key, lease).await;
         }
+        recorded
+    }
+
+    /// The items of a batch, each an event of its own: what is not known to be done is recorded together. Items take no
+    /// leases; Postgres decides. Runs to its end in any case.
+    async fn deliver_batch(
+        &self,
+        source: &Arc<Source>,
+        events: Vec<Arc<Event>>,
+        deadline: Instant,
+        times: &mut Times,
+    ) -> Delivered {
+        if events.is_empty() {
+            return Ok(Outcome::Empty);
+        }
+        let started = Instant::now();
+        let keys: Vec<_> = events.iter().map(|event| event.key).collect();
+        let done = self.tier.recognise(&keys).await.map_err(tier_refused)?;
+        times.claim = started.elapsed();
+        self.metrics.claimed(times.claim);
+        let started = Instant::now();
+        let results = join_all(events.iter().zip(done).map(async |(event, done)| {
+            let result = match done {
+                Some((committed, tier)) => Ok(known(event, committed, tier)),
+                None => self.record(source, event, deadline, How::Batched).await,
+            };
+            (event.identified, result)
+        }));
+        let results = results.await;
+        times.record = started.elapsed();
+        self.metrics.recorded(times.record);
+        Ok(Outcome::Batch(Arc::new(Tally::of(source, results))))
+    }
+
+    /// record → settle
+    async fn record(
+        &self,
+        source: &Arc<Source>,
+        event: &Arc<Event>,
+        deadline: Instant,
+        how: How,
+    ) -> Delivered {
+        let recorded = self.recorder.record(source, event, deadline, how).await.map_err(not_recorded)?;
+        let (outcome, digest) = match recorded.verdict() {
+            Verdict::Accepted => (Outcome::Accepted, event.digest),
+            Verdict::Rejected => (Outcome::Rejected, event.digest),
+            Verdict::Known(digest) => (known(event, ShortDigest::of(digest), Tier::Postgres), digest),
+        };
+        self.tier.settle(event, digest, recorded.generation());
+        Ok(outcome)
     }
 }
 
@@ -281,8 +331,17 @@ impl Visit {
             line.text("event.id", &event.id);
             line.text("event.digest", &hex::encode(event.digest.0.get(..6).unwrap_or_default()));
         }
+        if let Some(items) = trace.items {
+            line.number("items", items as u64);
+        }
         match result {
             Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) => line.text("tier", tier.as_str()),
+            Ok(Outcome::Batch(tally)) => {
+                line.text("items.outcomes", &tally.text());
+                if let Some(failure) = &tally.failure {
+                    failure_fields(&mut line, failure);
+                }
+            }
             Ok(_) => {}
             Err(failure) => failure_fields(&mut line, failure),
         }
@@ -351,10 +410,21 @@ async fn receive(
     let identified = identify(verified).map_err(|code| Failure::new(Stage::Identify, code))?;
     trace.verify = verifying.elapsed();
     gateway.metrics.verified(trace.verify);
-    let (source, event) = Identified::into_parts(identified);
-    let event = Arc::new(event);
-    trace.event = Some(Arc::clone(&event));
-    Ok(Arrived::Event(source, event))
+    Ok(match Identified::into_parts(identified) {
+        (source, Content::Event(event)) => {
+            let event = Arc::new(event);
+            trace.event = Some(Arc::clone(&event));
+            Arrived::Event(source, event)
+        }
+        (source, Content::Batch(events)) => {
+            trace.items = Some(events.len());
+            Arrived::Batch(source, events.into_iter().map(Arc::new).collect())
+        }
+    })
+}
+
+fn tier_refused(code: Code) -> Failure {
+    Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) }
 }
 
 fn refused_handshake(code: Code) -> Failure {

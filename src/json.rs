@@ -65,7 +65,7 @@ fn unescape(token: &str) -> Option<String> {
 }
 
 /// Where a pointer's value stands among those that one pass finds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Slot(usize);
 
 /// Pointers compiled into one tree of keys.

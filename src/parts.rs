@@ -46,6 +46,12 @@ impl<'a> Parts<'a> {
         Self::new((&received.head.method, url, path), &received.head.headers, &received.body, pointers)
     }
 
+    /// The parts of one item of a batch: its own bytes are the body.
+    pub(crate) fn item(received: &'a Received, item: &'a [u8], pointers: &'a Pointers) -> Self {
+        let url = received.source.public_url.as_deref();
+        Self::new((&received.head.method, url, "/"), &received.head.headers, item, pointers)
+    }
+
     /// The parts of a request that is still being made: method, public URL and path; headers; body.
     pub(crate) fn new(
         (method, public_url, path): (&'a Method, Option<&'a str>, &'a str),

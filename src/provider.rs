@@ -59,11 +59,14 @@ presets! {
     "github",
     "gitlab",
     "gitlab-token",
+    "gocardless",
     "hub-sha1",
     "hub-sha512",
+    "hubspot-v3",
     "intercom",
     "jira",
     "lemonsqueezy",
+    "line",
     "linear",
     "mailgun",
     "mailgun-form",
@@ -120,6 +123,7 @@ pub struct Scheme {
     /// Headers that may stand in a request only once, or it is refused.
     pub(crate) once: Vec<HeaderName>,
     pub(crate) event: EventRules,
+    pub(crate) batch: Option<BatchRules>,
     pub(crate) handshakes: Handshakes,
     sample: Option<String>,
 }
@@ -151,6 +155,19 @@ pub(crate) struct EventRules {
     pub(crate) times: Vec<Rule>,
     /// What the digest covers.
     pub(crate) digest: DigestRule,
+}
+
+/// A request that brings several events.
+#[derive(Debug)]
+pub(crate) struct BatchRules {
+    /// One pointer, to the list.
+    pub(crate) pointers: Pointers,
+    /// Its slot.
+    pub(crate) items: Slot,
+    /// As written.
+    pub(crate) text: String,
+    /// What names and describes an item; its places are in the item.
+    pub(crate) item: EventRules,
 }
 
 /// What of a body tells it from another body under the same id.
@@ -265,25 +282,26 @@ impl Scheme {
     /// Whether requests of this scheme have no identity, so that none is ever a duplicate.
     #[must_use]
     pub fn never_dedupes(&self) -> bool {
-        self.event.ids.is_empty()
+        self.batch.is_none() && self.event.ids.is_empty()
+    }
+
+    /// Whether a request brings a list of events.
+    #[must_use]
+    pub fn is_batch(&self) -> bool {
+        self.batch.is_some()
     }
 
     /// The rules for the id, as they were written.
     pub fn id_rules(&self) -> impl Iterator<Item = &str> {
-        self.event.ids.iter().map(|rule| rule.text.as_str())
+        let rules = self.batch.as_ref().map_or(&self.event, |batch| &batch.item);
+        rules.ids.iter().map(|rule| rule.text.as_str())
     }
 
     /// A body that such a provider could send, with the given id and time in it: `{id}`, and `{now}`, `{now_ms}` or
     /// `{time}`.
     #[must_use]
     pub fn sample(&self, id: &str, now: Timestamp) -> Option<String> {
-        let text = self.sample.as_ref()?;
-        let times = [
-            ("{now}", now.as_second().to_string()),
-            ("{now_ms}", now.as_millisecond().to_string()),
-            ("{time}", format!("{now:.0}")),
-        ];
-        Some(times.iter().fold(text.replace("{id}", id), |text, (name, time)| text.replace(name, time)))
+        Some(with_times(self.sample.as_ref()?.replace("{id}", id), now))
     }
 
     /// As [`Scheme::sample`], but `id` is the whole id: no prefix is put before it.
@@ -299,13 +317,17 @@ impl Scheme {
             rest = after;
         }
         text.push_str(rest);
-        Some(text.replace("{now}", &now.as_second().to_string()))
+        Some(with_times(text, now))
     }
 
     /// What fixes the keys of this scheme's events: a changed text means that old events get new keys.
     #[must_use]
     pub fn key_rule(&self) -> String {
-        self.id_rules().collect::<Vec<_>>().join(" | ")
+        let rules = self.id_rules().collect::<Vec<_>>().join(" | ");
+        match &self.batch {
+            Some(batch) => format!("each of {:?}: {rules}", batch.text),
+            None => rules,
+        }
     }
 
     /// Whether there is a handshake of that method.
@@ -358,6 +380,15 @@ fn covers(sign: &Template, place: &Place) -> bool {
     let url = matches!(place, Place::Query(_)) && sign.has(|piece| matches!(piece, Piece::Url));
     let named = sign.places().any(|signed| signed.is(place));
     whole || url || named
+}
+
+fn with_times(text: String, now: Timestamp) -> String {
+    let times = [
+        ("{now}", now.as_second().to_string()),
+        ("{now_ms}", now.as_millisecond().to_string()),
+        ("{time}", format!("{now:.0}")),
+    ];
+    times.iter().fold(text, |text, (name, time)| text.replace(name, time))
 }
 
 #[cfg(test)]

@@ -33,10 +33,75 @@ pub enum Outcome {
     Rejected,
     /// No event: the provider expects this answer.
     Handshake(Arc<Reply>),
+    /// A batch without items: nothing to commit.
+    Empty,
+    /// Of a batch, each item by itself. A 2xx if every one of them is committed.
+    Batch(Arc<Tally>),
+}
+
+/// What became of the items of a batch.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Tally {
+    /// Items by what became of them, in the order of [`WORDS`].
+    counts: [usize; WORDS.len()],
+    /// The answer for the whole: the worst of the items'.
+    worst: Verdict,
+    /// Why, if it is not a success.
+    pub failure: Option<Failure>,
+}
+
+/// `Hapax-Items`: how many items of a batch became what.
+pub static HAPAX_ITEMS: HeaderName = HeaderName::from_static("hapax-items");
+
+/// What can become of an item.
+const WORDS: [&str; 7] =
+    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "in_flight", "unavailable"];
+
+impl Tally {
+    /// Counts the items' results. A retry of the provider's then brings only what is missing.
+    #[must_use]
+    pub fn of(source: &Source, results: Vec<(bool, Result<Outcome, Failure>)>) -> Self {
+        let mut counts = [0; WORDS.len()];
+        let mut worst: Option<(u8, Verdict, Option<Failure>)> = None;
+        for (identified, result) in results {
+            let verdict = verdict(Some(source), &result);
+            let word = if verdict.code == "none" && !identified { "unidentified" } else { verdict.outcome };
+            if let Some((_, count)) = WORDS.iter().zip(&mut counts).find(|(known, _)| **known == word) {
+                *count += 1;
+            }
+            let rank = rank(verdict);
+            if worst.as_ref().is_none_or(|(highest, ..)| rank > *highest) {
+                worst = Some((rank, verdict, result.err()));
+            }
+        }
+        let accepted = Verdict { status: source.ack.status, outcome: "accepted", code: "none" };
+        let (worst, failure) = worst.map_or((accepted, None), |(_, verdict, failure)| (verdict, failure));
+        Self { counts, worst, failure }
+    }
+
+    /// `2 accepted, 1 duplicate`
+    #[must_use]
+    pub fn text(&self) -> String {
+        let some = WORDS.iter().zip(self.counts).filter(|(_, count)| *count > 0);
+        some.map(|(word, count)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// 503 over 409 over 422 over success, in which the most telling word stands for all.
+fn rank(verdict: Verdict) -> u8 {
+    match (verdict.status, verdict.outcome) {
+        (StatusCode::SERVICE_UNAVAILABLE, _) => 9,
+        (StatusCode::CONFLICT, _) => 8,
+        (StatusCode::UNPROCESSABLE_ENTITY, _) => 7,
+        (_, "accepted") => 4,
+        (_, "rejected") => 3,
+        (_, "mismatch") => 2,
+        _ => 1,
+    }
 }
 
 /// A delivery that ended without a commit.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// What happened.
     pub code: Code,
@@ -57,7 +122,7 @@ impl Failure {
 }
 
 /// How an answer is written in metrics and logs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Verdict {
     /// The status.
     pub status: StatusCode,
@@ -71,10 +136,11 @@ pub struct Verdict {
 #[must_use]
 pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
     match result {
-        Ok(Outcome::Accepted | Outcome::Duplicate(_) | Outcome::Handshake(_)) => "INFO",
+        Ok(Outcome::Accepted | Outcome::Duplicate(_) | Outcome::Handshake(_) | Outcome::Empty) => "INFO",
+        Ok(Outcome::Batch(tally)) if tally.failure.is_none() => "INFO",
         Err(failure) if failure.code == Code::Internal => "ERROR",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
-        Ok(Outcome::Mismatch(_) | Outcome::Rejected) | Err(_) => "WARN",
+        Ok(Outcome::Mismatch(_) | Outcome::Rejected | Outcome::Batch(_)) | Err(_) => "WARN",
     }
 }
 
@@ -94,6 +160,8 @@ fn committed(source: &Source, outcome: &Outcome) -> Verdict {
         Outcome::Duplicate(_) => ("duplicate", false),
         Outcome::Rejected => ("rejected", false),
         Outcome::Mismatch(_) => ("mismatch", source.on_mismatch == OnMismatch::Refuse),
+        Outcome::Empty => ("empty", false),
+        Outcome::Batch(tally) => return tally.worst,
         Outcome::Handshake(reply) => {
             return Verdict { status: reply.status, outcome: "handshake", code: "none" };
         }
@@ -123,6 +191,8 @@ fn failed(code: Code) -> Verdict {
         | Code::SignedPartMissing
         | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),
         Code::HandshakeMalformed
+        | Code::BatchMissing
+        | Code::BatchTooLarge
         | Code::IdMissing
         | Code::IdAmbiguous
         | Code::IdTooLong
@@ -156,6 +226,11 @@ pub fn respond(
     };
     if verdict.status == StatusCode::METHOD_NOT_ALLOWED {
         response.headers_mut().insert(ALLOW, allowed(source));
+    }
+    if let Ok(Outcome::Batch(tally)) = result
+        && let Ok(items) = HeaderValue::from_str(&tally.text())
+    {
+        response.headers_mut().insert(HAPAX_ITEMS.clone(), items);
     }
     response.headers_mut().insert(HAPAX_OUTCOME.clone(), HeaderValue::from_static(verdict.outcome));
     response

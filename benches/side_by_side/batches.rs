@@ -73,7 +73,7 @@ pub(crate) async fn run(spec: &Spec) -> Result<Report> {
 }
 
 /// As the gateway sends it.
-const TYPES: [Type; 17] = [
+const TYPES: [Type; 19] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -84,6 +84,8 @@ const TYPES: [Type; 17] = [
     Type::TIMESTAMPTZ_ARRAY,
     Type::TEXT_ARRAY,
     Type::BYTEA_ARRAY,
+    Type::INT4_ARRAY,
+    Type::BOOL_ARRAY,
     Type::BOOL_ARRAY,
     Type::TEXT,
     Type::TEXT,
@@ -128,8 +130,9 @@ impl Batch {
         let types = vec![Some("payment_intent.succeeded"); count];
         let times = vec![Some(jiff::Timestamp::UNIX_EPOCH); count];
         let (headers, careful) = (vec!["{}"; count], vec![false; count]);
+        let items = vec![None::<i32>; count];
         let (group, one_by_one, budget_ms) = (None::<&str>, false, 1000_i64);
-        let parameters: [&(dyn ToSql + Sync); 17] = [
+        let parameters: [&(dyn ToSql + Sync); 19] = [
             &keys,
             &tokens,
             &digests,
@@ -140,6 +143,8 @@ impl Batch {
             &times,
             &headers,
             &bodies,
+            &items,
+            &careful,
             &careful,
             &EFFECT,
             &group,

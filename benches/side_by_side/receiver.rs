@@ -105,8 +105,8 @@ impl Receiver {
 
 fn identified(received: Received) -> Result<Event> {
     let verified = verify(received, jiff::Timestamp::now()).map_err(refused)?;
-    let (_source, event) = identify(verified).map(Identified::into_parts).map_err(refused)?;
-    Ok(event)
+    let (_source, content) = identify(verified).map(Identified::into_parts).map_err(refused)?;
+    content.into_event().context("a batch")
 }
 
 fn refused(code: Code) -> anyhow::Error {

@@ -180,11 +180,13 @@ $$;
 --                                            n  not tried: the time budget was used up
 -- Of l, f and n nothing stays behind.
 --
+-- Unidentified events are kept and not given to the effect. items is each one's place in a batch request, or null.
+--
 -- one_by_one makes each ledger insert and each effect a subtransaction of its own; without it, any error fails
 -- the whole call. careful does so for the effects of the marked events only.
 create function hapax.record(
     keys bytea[], tokens bigint[], digests bytea[], sources text[], scopes text[], ids text[], types text[],
-    times timestamptz[], headers text[], bodies bytea[], careful boolean[],
+    times timestamptz[], headers text[], bodies bytea[], items integer[], unidentified boolean[], careful boolean[],
     effect text, effect_group text, one_by_one boolean,
     ledger_lock_timeout text, commit_mode text, effect_budget interval,
     out generation bytea, out outcomes text, out row_digests bytea[], out row_statuses text[],
@@ -232,7 +234,7 @@ begin
                 continue when outcome[i] is not null;
                 begin
                     insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
-                    values (now(), now(), tokens[i], 'done', keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
+                    values (now(), now(), tokens[i], case when unidentified[i] then 'unidentified' else 'done' end::hapax.status, keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
                     on conflict do nothing;
                     if found then
                         taken := taken || keys[i];
@@ -244,9 +246,10 @@ begin
         else
             with inserted as (
                 insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
-                select now(), now(), u.token, 'done', u.key, u.digest, u.source, u.scope, u.id, u.type
-                from unnest(keys, tokens, digests, sources, scopes, ids, types) with ordinality
-                    as u(key, token, digest, source, scope, id, type, at)
+                select now(), now(), u.token, case when u.unidentified then 'unidentified' else 'done' end::hapax.status,
+                       u.key, u.digest, u.source, u.scope, u.id, u.type
+                from unnest(keys, tokens, digests, sources, scopes, ids, types, unidentified) with ordinality
+                    as u(key, token, digest, source, scope, id, type, unidentified, at)
                 where round = 1 or u.at = any (pending)
                 on conflict do nothing
                 returning key
@@ -279,6 +282,10 @@ begin
     end if;
     fresh := array_positions(outcome, 'a');
     kept := fresh;
+    if true = any (unidentified) then
+        -- Kept to be looked at; an effect could not tell them from what it has seen.
+        fresh := array(select u.i from unnest(fresh) as u(i) where not unidentified[u.i]);
+    end if;
 
     if effect is not null and cardinality(fresh) > 0 then
         -- From here statement_timeout bounds the waits, not the short time-out for ledger rows.
@@ -292,9 +299,9 @@ begin
             end;
         end if;
         events := array(
-            select row(u.source, u.scope, u.id, u.type, u.key, null, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event
-            from unnest(sources, scopes, ids, types, keys, digests, bodies, headers, times)
-                as u(source, scope, id, type, key, digest, body, headers, time)
+            select row(u.source, u.scope, u.id, u.type, u.key, u.item, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event
+            from unnest(sources, scopes, ids, types, keys, items, digests, bodies, headers, times)
+                as u(source, scope, id, type, key, item, digest, body, headers, time)
         );
         if one_by_one then
             together := '{}';
@@ -363,7 +370,7 @@ begin
         if 'f' = any (outcome) or 'n' = any (outcome) then
             dropped := array(select keys[u.i] from unnest(fresh) as u(i) where outcome[u.i] in ('f', 'n'));
             delete from hapax.ledger l where l.key = any (dropped);
-            kept := array(select u.i from unnest(fresh) as u(i) where outcome[u.i] in ('a', 'r'));
+            kept := array(select u.i from unnest(kept) as u(i) where outcome[u.i] in ('a', 'r'));
         end if;
     end if;
 

@@ -179,6 +179,31 @@ impl RedisTier {
         }
     }
 
+    /// What stands at each of the keys; one command.
+    pub(super) async fn read_all(&self, keys: &[EventKey]) -> Result<Vec<Option<Vec<u8>>>, Away> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Used { mut connection, number, .. } = self.live().ok_or(Away)?;
+        let mut command = redis::cmd("MGET");
+        command.arg(keys.iter().map(|key| self.key(key)).collect::<Vec<_>>());
+        // Not a string: MGET gives nothing for a key of another type.
+        match timeout(self.timeout, command.query_async::<Vec<Option<Vec<u8>>>>(&mut connection)).await {
+            Ok(Ok(values)) => {
+                self.failures.store(0, Ordering::Relaxed);
+                Ok(values)
+            }
+            Ok(Err(error)) => {
+                self.count_failure(number, classify(&error), error.category());
+                Err(Away)
+            }
+            Err(_elapsed) => {
+                self.count_failure(number, RedisTrouble::Timeout, TOO_LATE);
+                Err(Away)
+            }
+        }
+    }
+
     /// Queues a done marker.
     pub(super) fn settle(&self, key: &EventKey, marker: String) {
         if self.markers.try_send((self.key(key), marker)).is_err() {

@@ -123,6 +123,7 @@ pub(super) struct Draft {
     pub(super) effect_parallel: bool,
     pub(super) effect_group: String,
     pub(super) on_mismatch: OnMismatch,
+    batch_items_max: usize,
     tolerance: Option<Tolerance>,
     id_max: usize,
     pub(super) body_max: usize,
@@ -158,6 +159,7 @@ impl Reading {
             scope: draft.scope,
             effect,
             on_mismatch: draft.on_mismatch,
+            batch_items_max: draft.batch_items_max,
             tolerance: draft.tolerance,
             id_max: draft.id_max,
             body_max: draft.body_max,
@@ -252,6 +254,7 @@ fn read(
         effect_group: effect_group(&mut table, effect.as_deref()),
         effect,
         on_mismatch: on_mismatch(&mut table),
+        batch_items_max: super::read::count(&mut table, "batch_items_max", 1..=100_000, 1_000),
         tolerance: tolerance(&mut table),
         id_max: super::read::count(&mut table, "id_max", 1..=2_048, 512),
         body_max: table.size_within("body_max", BODY).or(preset_body_max).unwrap_or(server.body_max),
@@ -355,12 +358,8 @@ fn scope(table: &mut Table) -> Arc<str> {
 fn on_mismatch(table: &mut Table) -> OnMismatch {
     const KEY: &str = "on_mismatch";
     let choices =
-        [("report", Some(OnMismatch::Report)), ("refuse", Some(OnMismatch::Refuse)), ("accept", None)];
-    let choice = table.choice(KEY, &choices);
-    if choice == Some(None) {
-        table.error(KEY, "\"accept\" is not available in this version: give \"report\" or \"refuse\"");
-    }
-    choice.flatten().unwrap_or(OnMismatch::Report)
+        [("report", OnMismatch::Report), ("refuse", OnMismatch::Refuse), ("accept", OnMismatch::Accept)];
+    table.choice(KEY, &choices).unwrap_or(OnMismatch::Report)
 }
 
 fn tolerance(table: &mut Table) -> Option<Tolerance> {

@@ -450,7 +450,6 @@ fn effects_are_functions_by_full_name() {
             "source.a.on_error = \"park\"",
             &["source.a.on_error", "not available in this version", "\"retry\""],
         ),
-        ("source.a.on_mismatch = \"accept\"", &["source.a.on_mismatch", "not available"]),
         ("source.a.effect_group = \"g\"", &["source.a.effect_group", "has none"]),
         (none.as_str(), &["source.a.effect_group", "\"none\""]),
         (empty.as_str(), &["source.a.effect_group"]),

@@ -87,6 +87,11 @@ impl Place {
         }
     }
 
+    /// Whether the place can be in one item of a list.
+    pub(crate) fn in_item(&self) -> bool {
+        matches!(self, Self::Json { .. } | Self::BodySha256)
+    }
+
     /// Whether the place is in the body.
     pub(crate) fn in_body(&self) -> bool {
         matches!(self, Self::Json { .. } | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)

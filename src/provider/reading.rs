@@ -13,7 +13,7 @@ use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Hash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
-use super::{DigestRule, EventRules, Facts, Kind, Scheme, covers, signs_id, signs_time};
+use super::{BatchRules, DigestRule, EventRules, Facts, Kind, Scheme, covers, signs_id, signs_time};
 
 #[derive(Clone, Copy)]
 enum KindName {
@@ -45,7 +45,8 @@ impl Scheme {
             );
         }
         let ts = table.table("ts").and_then(|ts| TsRule::read(ts, &mut signed));
-        let event = EventRules::read(&mut table);
+        let batch = table.table("batch").map(BatchRules::read);
+        let event = EventRules::read(&mut table, batch.is_some());
         let handshakes = Handshakes::read(&mut table, kind.as_ref());
         let mut facts = Facts::read(&mut table);
         let id_signed = table.flag("id_signed");
@@ -55,11 +56,11 @@ impl Scheme {
             return None;
         };
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
-        facts.id_signed = id_signed.unwrap_or_else(|| covers_ids(&kind, &event));
+        facts.id_signed = id_signed.unwrap_or_else(|| covers_ids(&kind, &event, batch.is_some()));
         table.finish();
         let once = once(&kind, &sig, ts.as_ref(), &event);
         let name = name.to_owned();
-        Some(Self { name, facts, kind, key, sig, ts, signed, once, event, handshakes, sample })
+        Some(Self { name, facts, kind, key, sig, ts, signed, once, event, batch, handshakes, sample })
     }
 }
 
@@ -98,9 +99,40 @@ fn read_token(table: &mut Table) -> Kind {
     Kind::Token
 }
 
-impl EventRules {
-    fn read(table: &mut Table) -> Self {
+impl BatchRules {
+    fn read(mut table: Table) -> Self {
         let mut pointers = Pointers::default();
+        let text = table.text("items").unwrap_or_default();
+        if !table.has("items") {
+            table.error(
+                "items",
+                "is missing: a JSON pointer to the list of events, \"\" if the body is that list",
+            );
+        }
+        let items = Pointer::parse(&text).and_then(|pointer| pointers.add(&pointer));
+        let items = items.unwrap_or_else(|message| {
+            table.error("items", message);
+            Slot::default()
+        });
+        let item = EventRules::of_item(&mut table);
+        table.finish();
+        Self { pointers, items, text, item }
+    }
+}
+
+impl EventRules {
+    /// The rules of a request that is one event; of one that is a batch, its items have them.
+    fn read(table: &mut Table, batch: bool) -> Self {
+        let mut pointers = Pointers::default();
+        if batch {
+            for key in ["id", "type", "event_time", "digest", "volatile"] {
+                if table.has(key) {
+                    table.error(key, "belongs into the table batch: it is about the items");
+                }
+                table.texts(key);
+            }
+            return Self::default();
+        }
         if !table.has("id") {
             table.error("id", "is missing: name where an event's id stands, or [] if requests have none");
         }
@@ -114,6 +146,35 @@ impl EventRules {
         };
         Self { pointers, ids, types, times, digest }
     }
+
+    /// The rules of a batch's item: bare pointers are into the item, and nothing else of the request names it.
+    fn of_item(table: &mut Table) -> Self {
+        let mut pointers = Pointers::default();
+        if table.texts("id").is_none_or(|rules| rules.is_empty()) {
+            table.error("id", "is missing: name where an item's id stands, e.g. [\"/id\"]");
+        }
+        let ids = item_rules(table, "id", &mut pointers);
+        let types = item_rules(table, "type", &mut pointers);
+        let times = item_rules(table, "event_time", &mut pointers);
+        let digest = DigestRule::Without(volatile_parts(table, &mut pointers));
+        Self { pointers, ids, types, times, digest }
+    }
+}
+
+fn item_rules(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for text in table.texts(key).unwrap_or_default() {
+        let full = |part: &str| if part.starts_with('/') { format!("json:{part}") } else { part.to_owned() };
+        let whole = text.split(" + ").map(full).collect::<Vec<_>>().join(" + ");
+        match Rule::parse(&whole, pointers) {
+            Ok(rule) if rule.places.iter().all(Place::in_item) => rules.push(rule),
+            Ok(_) => {
+                table.error(key, format!("{text:?} is not in an item: give \"/POINTER\" or \"body:sha256\""));
+            }
+            Err(message) => table.error(key, message),
+        }
+    }
+    rules
 }
 
 fn digest_parts(table: &mut Table, pointers: &mut Pointers) -> Vec<Slot> {
@@ -223,8 +284,11 @@ fn check_template(table: &Table, sign: &Template, ts: Option<&TsRule>, event: &E
     }
 }
 
-fn covers_ids(kind: &Kind, event: &EventRules) -> bool {
+fn covers_ids(kind: &Kind, event: &EventRules, batch: bool) -> bool {
     let Kind::Hmac { sign, .. } = kind else { return false };
+    if batch {
+        return sign.has(|piece| matches!(piece, Piece::Body));
+    }
     let covered = |rule: &Rule| rule.places.iter().all(|place| covers(sign, place));
     signs_id(sign) || (!event.ids.is_empty() && event.ids.iter().all(covered))
 }

@@ -258,7 +258,7 @@ impl Writer {
         let client = client.get()?;
         let statement = client.prepare_typed_cached(RECORD, &TYPES).await.map_err(|error| failed(&error))?;
         let events = || deliveries.iter().map(|delivery| &delivery.event);
-        let headers: Vec<&str> = events().map(|event| event.headers.as_str()).collect();
+        let headers: Vec<&str> = events().map(|event| &*event.headers).collect();
         let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
         let tokens: Vec<i64> = deliveries.iter().map(|delivery| delivery.token).collect();
         let digests: Vec<&[u8]> = events().map(|event| event.digest.0.as_slice()).collect();
@@ -268,11 +268,14 @@ impl Writer {
         let types: Vec<Option<&str>> = events().map(|event| event.event_type.as_deref()).collect();
         let times: Vec<Option<jiff::Timestamp>> = events().map(|event| event.provider_time).collect();
         let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
+        let items: Vec<Option<i32>> =
+            events().map(|event| event.item.and_then(|item| item.try_into().ok())).collect();
+        let unidentified: Vec<bool> = events().map(|event| !event.identified).collect();
         let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
         let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 17] = [
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 19] = [
             &keys,
             &tokens,
             &digests,
@@ -283,6 +286,8 @@ impl Writer {
             &times,
             &headers,
             &bodies,
+            &items,
+            &unidentified,
             &careful,
             &self.effect,
             &self.group,
@@ -316,7 +321,7 @@ fn begin(statement_timeout: Duration) -> String {
     )
 }
 
-const TYPES: [Type; 17] = [
+const TYPES: [Type; 19] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -327,6 +332,8 @@ const TYPES: [Type; 17] = [
     Type::TIMESTAMPTZ_ARRAY,
     Type::TEXT_ARRAY,
     Type::BYTEA_ARRAY,
+    Type::INT4_ARRAY,
+    Type::BOOL_ARRAY,
     Type::BOOL_ARRAY,
     Type::TEXT,
     Type::TEXT,

@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
+mod batch;
 mod batching;
 mod crash;
 mod dev;

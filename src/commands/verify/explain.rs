@@ -17,7 +17,7 @@ use crate::challenge::{self, Reply};
 use crate::claim::redis_key;
 use crate::config::{FastTier, FastTierKind, Source, Tolerance};
 use crate::error::Code;
-use crate::identify::{Event, Identified, identify};
+use crate::identify::{Content, Event, Identified, identify};
 use crate::parts::Parts;
 use crate::provider::place::Place;
 use crate::provider::signature::{TsFrom, Unit};
@@ -47,7 +47,7 @@ impl Told {
 /// What the request would come to at the source.
 enum Verdict {
     Handshake(Reply),
-    Event(Box<Event>),
+    Events(Content),
     Refused(Code),
 }
 
@@ -59,7 +59,10 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
     let mut told = Told { accepted: !matches!(verdict, Verdict::Refused(_)), lines: Vec::new() };
     match &verdict {
         Verdict::Handshake(reply) => told.line("accepted", format!("a handshake, answered {}", reply.status)),
-        Verdict::Event(_) => told.line("accepted", "an event"),
+        Verdict::Events(Content::Event(_)) => told.line("accepted", "an event"),
+        Verdict::Events(Content::Batch(events)) => {
+            told.line("accepted", format!("a batch of {} events", events.len()));
+        }
         Verdict::Refused(code) => told.line("refused", format!("{}: {}", code.as_str(), code.meaning())),
     }
     told.line("source", format!("{}, provider {}", source.name, source.scheme.name));
@@ -70,7 +73,13 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
     }
     match &verdict {
         Verdict::Handshake(reply) => told.line("answer", shown(&reply.body)),
-        Verdict::Event(event) => tell_event(&mut told, event, tier),
+        Verdict::Events(Content::Event(event)) => tell_event(&mut told, event, tier),
+        Verdict::Events(Content::Batch(events)) => {
+            for event in events {
+                told.line("item", event.item.unwrap_or_default().to_string());
+                tell_event(&mut told, event, tier);
+            }
+        }
         Verdict::Refused(code) => {
             for hint in raw.notes.iter().cloned().chain(hints(&received, *code, now)) {
                 told.line("hint", hint);
@@ -118,7 +127,7 @@ fn verified_verdict(verified: Verified) -> Verdict {
     match challenge::signed(&verified) {
         Ok(Some(reply)) => Verdict::Handshake(reply),
         Ok(None) => match identify(verified) {
-            Ok(identified) => Verdict::Event(Box::new(Identified::into_parts(identified).1)),
+            Ok(identified) => Verdict::Events(Identified::into_parts(identified).1),
             Err(code) => Verdict::Refused(code),
         },
         Err(code) => Verdict::Refused(code),

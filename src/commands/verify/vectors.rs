@@ -20,7 +20,7 @@ use crate::body::Received;
 use crate::challenge::{self, Reply};
 use crate::config::{self, Source, Tolerance};
 use crate::error::Code;
-use crate::identify::{Identified, identify};
+use crate::identify::{Content, Event, Identified, identify};
 use crate::provider::{Key, Scheme};
 use crate::verify::{Verified, verify};
 
@@ -278,8 +278,12 @@ fn answer(vector: &Vector, received: Received, now: Timestamp) -> Outcome {
 /// What names the events of a request; nothing where the source's requests have no identity.
 fn ids(verified: Verified) -> Result<Vec<Option<String>>, Code> {
     let never = verified.request().source.scheme.never_dedupes();
-    let (_, event) = Identified::into_parts(identify(verified)?);
-    Ok(if never { Vec::new() } else { vec![Some(event.id)] })
+    let named = |event: Event| event.identified.then_some(event.id);
+    Ok(match Identified::into_parts(identify(verified)?).1 {
+        Content::Event(_) if never => Vec::new(),
+        Content::Event(event) => vec![Some(event.id)],
+        Content::Batch(events) => events.into_iter().map(named).collect(),
+    })
 }
 
 /// What an event is answered.

@@ -123,6 +123,8 @@ impl fmt::Debug for Secret {
 pub struct Postgres {
     /// `url = { env = "DATABASE_URL" }`
     pub url: Secret,
+    /// `transaction_pooler = false`: a proxy such as pgbouncer gives each transaction another session.
+    pub transaction_pooler: bool,
     /// `connections = 8`: for recording, over all sources. Unless written, it grows with the effects.
     pub connections: usize,
     /// `connect_timeout = "2s"`

@@ -1,5 +1,6 @@
 //! Connections to Postgres, migrations, the generation heartbeat, and what an error means.
 //!
+//! Statements here have no names on the server, since a pooler may stand between that gives each one another session.
 //! No query here knows an event.
 
 use std::convert::Infallible;
@@ -13,6 +14,7 @@ use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, 
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
@@ -247,7 +249,7 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
 /// # Errors
 /// The migration that failed; those before it stay applied.
 pub async fn migrate(client: &mut Client) -> anyhow::Result<Vec<String>> {
-    let encoding = client.query_one("select current_setting('server_encoding')", &[]).await?;
+    let encoding = client.query_typed_one("select current_setting('server_encoding')", &[]).await?;
     check_encoding(encoding.get(0)).map_err(anyhow::Error::msg)?;
     // The text is one transaction. IF NOT EXISTS alone does not keep two of them apart.
     client
@@ -329,20 +331,20 @@ pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unr
 async fn check_migrations(client: &Client) -> Result<(), Unready> {
     let asked = |error| Unready::asking(&error);
     let exists = "select to_regnamespace('hapax') is not null as schema, current_setting('server_encoding') as encoding";
-    let row = client.query_one(exists, &[]).await.map_err(asked)?;
+    let row = client.query_typed_one(exists, &[]).await.map_err(asked)?;
     check_encoding(row.get("encoding")).map_err(Unready::Refused)?;
     let (mut highest, mut usable) = (0, false);
     if row.get("schema") {
         let usage = "select has_schema_privilege('hapax', 'usage')";
-        if !client.query_one(usage, &[]).await.map_err(asked)?.get::<_, bool>(0) {
+        if !client.query_typed_one(usage, &[]).await.map_err(asked)?.get::<_, bool>(0) {
             return Err(Unready::Refused("this role lacks usage on schema hapax: grant it".to_owned()));
         }
         let table = "select to_regclass('hapax.migration') is not null";
-        usable = client.query_one(table, &[]).await.map_err(asked)?.get(0);
+        usable = client.query_typed_one(table, &[]).await.map_err(asked)?.get(0);
     }
     if usable {
         let newest = "select coalesce(max(number), 0) from hapax.migration";
-        highest = client.query_one(newest, &[]).await.map_err(asked)?.get(0);
+        highest = client.query_typed_one(newest, &[]).await.map_err(asked)?.get(0);
     }
     if let Some((number, name, _)) = MIGRATIONS.iter().find(|(number, ..)| *number > highest) {
         return Err(Unready::NotMigrated(format!("{number:04}_{name}")));
@@ -363,14 +365,16 @@ fn check_encoding(encoding: &str) -> Result<(), String> {
 
 async fn check_rights(client: &Client) -> Result<(), Unready> {
     let asked = |error| Unready::asking(&error);
-    let row =
-        client.query_one(include_str!("../sql/queries/lacking_rights.sql"), &[]).await.map_err(asked)?;
+    let row = client
+        .query_typed_one(include_str!("../sql/queries/lacking_rights.sql"), &[])
+        .await
+        .map_err(asked)?;
     match row.get::<_, &str>("lacking") {
         "" => {}
         lacking => return Err(Unready::Refused(format!("this role lacks {lacking}: grant that"))),
     }
     // Raises what keeps it from being read.
-    client.query_one("select hapax.generation()", &[]).await.map_err(asked)?;
+    client.query_typed_one("select hapax.generation()", &[]).await.map_err(asked)?;
     Ok(())
 }
 
@@ -385,7 +389,8 @@ pub async fn unreadable_parts(client: &Client) -> Result<Vec<&'static str>, toki
     ];
     let mut unreadable = Vec::new();
     for (name, expression) in parts {
-        let read = client.query_one("select hapax.readable($1) is null", &[&expression]).await?;
+        let read =
+            client.query_typed_one("select hapax.readable($1) is null", &[(&expression, Type::TEXT)]).await?;
         if read.get(0) {
             unreadable.push(name);
         }
@@ -396,7 +401,10 @@ pub async fn unreadable_parts(client: &Client) -> Result<Vec<&'static str>, toki
 async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
     let refuse = |problem: &str| Err(Unready::Effect { name: name.to_owned(), problem: problem.to_owned() });
     let found = client
-        .query_opt(include_str!("../sql/queries/effect_function.sql"), &[&format!("{name}(hapax.event)")])
+        .query_typed_opt(
+            include_str!("../sql/queries/effect_function.sql"),
+            &[(&format!("{name}(hapax.event)"), Type::TEXT)],
+        )
         .await;
     let row = match found {
         Ok(Some(row)) => row,
@@ -448,12 +456,13 @@ async fn heartbeat_session(
     failures: &mut u32,
 ) -> anyhow::Result<Infallible> {
     let client = connect(settings).await?;
-    let statement =
-        tokio::time::timeout(settings.connect_timeout, client.prepare("select hapax.generation()")).await??;
     loop {
         let sent = Instant::now();
-        let row =
-            tokio::time::timeout(settings.generation_age_max, client.query_one(&statement, &[])).await??;
+        let row = tokio::time::timeout(
+            settings.generation_age_max,
+            client.query_typed_one("select hapax.generation()", &[]),
+        )
+        .await??;
         let bytes: &[u8] = row.try_get(0)?;
         let Some(generation) = Generation::from_bytes(bytes) else {
             anyhow::bail!("hapax.generation() returned {} bytes: run `hapax migrate`", bytes.len());
@@ -475,7 +484,7 @@ async fn heartbeat_session(
 /// Those of connecting, and what Postgres says.
 pub async fn make_body_partitions(settings: &config::Postgres) -> anyhow::Result<i32> {
     let client = connect(settings).await?;
-    let made = client.query_one("select hapax.make_body_partitions(7)", &[]);
+    let made = client.query_typed_one("select hapax.make_body_partitions(7)", &[]);
     let row = tokio::time::timeout(settings.connect_timeout, made).await??;
     Ok(row.try_get(0)?)
 }

@@ -160,6 +160,7 @@ fn postgres(table: &mut Table, secrets: &Secrets<'_>) -> Postgres {
     let url = url(table, secrets, "DATABASE_URL", is_postgres_url, "\"postgres://user@host/database\"");
     Postgres {
         url,
+        transaction_pooler: table.flag("transaction_pooler").unwrap_or(false),
         connections: count(table, "connections", 1..=1_000, 8),
         connect_timeout: timeout(table, "connect_timeout", 2_000),
         lock_timeout: timeout(table, "lock_timeout", 250),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::join;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Row, Statement};
 use tracing::warn;
 
 use super::{RecordError, Recorded};
@@ -180,6 +180,8 @@ pub(super) struct Writer {
     group: Option<String>,
     commit_timeout: Duration,
     commit_mode: &'static str,
+    /// Whether a transaction-pooling proxy stands between.
+    pooler: bool,
 }
 
 const RECORD: &str = include_str!("../../sql/queries/record.sql");
@@ -196,6 +198,7 @@ impl Writer {
             group,
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),
+            pooler: settings.transaction_pooler,
         }
     }
 
@@ -203,8 +206,16 @@ impl Writer {
     /// whoever needs a connection later will say what is wrong.
     pub(super) async fn warm_up(&self) {
         if let Ok(client) = self.pool.get().await {
-            drop(client.prepare_typed_cached(RECORD, &TYPES).await);
+            drop(self.prepare(&client).await);
         }
+    }
+
+    /// The statement by its name on the server; none where the next session may not know the name.
+    async fn prepare(&self, client: &Object) -> Result<Option<Statement>, tokio_postgres::Error> {
+        if self.pooler {
+            return Ok(None);
+        }
+        client.prepare_typed_cached(RECORD, &TYPES).await.map(Some)
     }
 
     /// Whether its batches take the effect group's lock, so that two at once would only wait for each other.
@@ -256,7 +267,8 @@ impl Writer {
         mode: Mode,
     ) -> Result<Written, BatchError> {
         let client = client.get()?;
-        let statement = client.prepare_typed_cached(RECORD, &TYPES).await.map_err(|error| failed(&error))?;
+        // Before the three below: they have to leave in this order, each when it is first polled.
+        let statement = self.prepare(client).await.map_err(|error| failed(&error))?;
         let events = || deliveries.iter().map(|delivery| &delivery.event);
         let headers: Vec<&str> = events().map(|event| &*event.headers).collect();
         let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
@@ -275,7 +287,7 @@ impl Writer {
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
         let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 19] = [
+        let parameters: [&(dyn ToSql + Sync); 19] = [
             &keys,
             &tokens,
             &digests,
@@ -298,7 +310,7 @@ impl Writer {
         ];
         let (begun, row, committed) = join!(
             client.batch_execute(&start),
-            client.query_one(&statement, &parameters),
+            call(client, statement.as_ref(), &parameters),
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
@@ -307,6 +319,19 @@ impl Writer {
         committed.map_err(|error| failed(&error))?;
         written(&row, deliveries.len())
     }
+}
+
+/// Sends the batch when first polled.
+async fn call(
+    client: &Object,
+    statement: Option<&Statement>,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<Row, tokio_postgres::Error> {
+    if let Some(statement) = statement {
+        return client.query_one(statement, parameters).await;
+    }
+    let typed: Vec<_> = parameters.iter().copied().zip(TYPES).collect();
+    client.query_typed_one(RECORD, &typed).await
 }
 
 /// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect

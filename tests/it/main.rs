@@ -12,6 +12,7 @@ mod http;
 mod isolation;
 mod log;
 mod once;
+mod pooler;
 mod postgres_away;
 mod redis_away;
 mod stop;

@@ -1,0 +1,95 @@
+//! Behind a proxy that gives each transaction another session.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use hapax::dev::PostgresOptions;
+
+use crate::harness::load::{LIMIT, burst};
+use crate::harness::scene::{PATIENT, Scene, deliver, event};
+use crate::harness::stores::{self, private_postgres};
+use crate::harness::wait::eventually;
+
+/// A pgbouncer with few sessions; ended when dropped.
+struct Bouncer {
+    process: Child,
+    address: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Bouncer {
+    async fn start(url: &str) -> Result<Self> {
+        let (_, rest) = url.split_once("://").context("a URL")?;
+        let (login, place) = rest.split_once('@').context("a user")?;
+        let (user, password) = login.split_once(':').context("a password")?;
+        let (server, _) = place.split_once('/').context("a database")?;
+        let (host, port) = server.split_once(':').context("a port")?;
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        // It refuses to run as root, and whom it becomes must be able to read its files.
+        let tag = format!("{}-pgbouncer", stores::folder().tag());
+        let folder = tempfile::Builder::new().prefix(&tag).tempdir_in("/tmp")?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(folder.path(), mode)?;
+        let (settings, users) = (folder.path().join("bouncer.ini"), folder.path().join("users"));
+        std::fs::write(&users, format!("\"{user}\" \"{password}\"\n"))?;
+        std::fs::write(
+            &settings,
+            format!(
+                "[databases]\n* = host={host} port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
+                 auth_type = plain\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n",
+                address.port(),
+                users.display(),
+            ),
+        )?;
+        let mut command = Command::new("pgbouncer");
+        if rustix::process::geteuid().is_root() {
+            command.args(["-u", "nobody"]);
+        }
+        let process = command.arg(&settings).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let process =
+            process.context("pgbouncer is missing: run `make setup`, or apt-get install pgbouncer")?;
+        let bouncer = Self { process, address, _folder: folder };
+        let listening = async || tokio::net::TcpStream::connect(address).await.ok().map(drop);
+        eventually(LIMIT, listening).await.context("pgbouncer does not listen")?;
+        Ok(bouncer)
+    }
+}
+
+impl Drop for Bouncer {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+#[tokio::test]
+async fn sessions_that_change_with_each_transaction_do_not_matter() -> Result<()> {
+    let postgres = private_postgres(PostgresOptions::default()).await?;
+    let mut scene = Scene::on(&postgres, stores::redis().url()).await?;
+    let direct = scene.stores.postgres_url.clone();
+    let bouncer = Bouncer::start(&direct).await?;
+    scene.stores.postgres_url = postgres.url_at(bouncer.address, &scene.stores.database);
+    let mut settings = PATIENT.to_vec();
+    settings.extend(["postgres.transaction_pooler = true", "fast_tier.prefix = \"pooler:\""]);
+    let (one, two) = (scene.gateway(&settings).await?, scene.gateway(&settings).await?);
+    scene.stores.postgres_url = direct;
+    let mut ids = Vec::new();
+    for round in 0..20 {
+        let bodies = (0..16).map(|at| event(&format!("evt_{round}_{at}"), "")).collect::<Vec<_>>();
+        ids.extend((0..16).map(|at| format!("evt_{round}_{at}")));
+        let here = burst(one.listen()?, "stripe", bodies.clone());
+        let there = burst(two.listen()?, if round % 2 == 0 { "stripe" } else { "other" }, bodies);
+        let (here, there) = tokio::try_join!(here, there)?;
+        for answer in here.iter().chain(&there) {
+            assert!(answer.is_success() || answer.status == 409, "{answer:?}");
+        }
+    }
+    let failed = event("evt_failed", "\"do\":\"raise\"");
+    assert_eq!(deliver(one.listen()?, "stripe", &failed).await?.status, 503);
+    let found = scene.found().await?;
+    // Ten of the rounds went to two sources, which are two events each.
+    assert_eq!(found.effects.values().sum::<i64>(), 20 * 16 + 10 * 16);
+    assert_eq!(found.effects.len(), ids.len());
+    Ok(())
+}

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
+use crate::json::{Found, Pointer, Pointers, Slot};
 use crate::provider::{Key, Scheme};
 
 /// The complete default, with every key, its unit and its meaning.
@@ -262,6 +263,9 @@ pub struct Source {
     pub public_url: Option<String>,
     /// `scope = "-"`: the literal part of the key.
     pub scope: Arc<str>,
+    /// `lock = "/json/pointer"`: effects of one batch run in the order of that value, so that batches of all gateways lock
+    /// their rows in one order.
+    pub lock: Option<LockRule>,
     /// `effect = "schema.function" | "none"`
     pub effect: Effect,
     /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
@@ -295,6 +299,7 @@ impl Source {
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,
+            lock: None,
             on_mismatch: OnMismatch::Report,
             batch_items_max: 1_000,
             tolerance: None,
@@ -303,6 +308,34 @@ impl Source {
             deadline: Duration::from_secs(5),
             headers: Vec::new(),
             ack,
+        }
+    }
+}
+
+/// A value of the body (in a batch: of the item) that stands for the rows which an effect locks.
+#[derive(Debug, Clone)]
+pub struct LockRule {
+    pointers: Arc<Pointers>,
+    slot: Slot,
+}
+
+impl LockRule {
+    /// Reads a JSON pointer.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut pointers = Pointers::default();
+        let slot = Pointer::parse(text).and_then(|pointer| pointers.add(&pointer))?;
+        Ok(Self { pointers: Arc::new(pointers), slot })
+    }
+
+    /// The value's source text, if it is there and clear.
+    #[must_use]
+    pub fn value(&self, body: &[u8]) -> Option<String> {
+        match self.pointers.scan(body).get(self.slot)? {
+            Found::Value(raw) => Some(raw.to_owned()),
+            Found::Absent | Found::Twice | Found::Broken => None,
         }
     }
 }
@@ -317,8 +350,10 @@ pub enum Effect {
         /// `schema.function`
         name: String,
         /// `effect_group`, by default the function's name: batches of one group run one after the other, over all
-        /// gateways, since they may lock the same rows. None with `effect_parallel`.
+        /// gateways, since they may lock the same rows. None with `effect_parallel` or `lock`.
         group: Option<String>,
+        /// `effect_batch = true`: several events share a transaction.
+        batched: bool,
     },
 }
 

@@ -73,7 +73,7 @@ pub(crate) async fn run(spec: &Spec) -> Result<Report> {
 }
 
 /// As the gateway sends it.
-const TYPES: [Type; 19] = [
+const TYPES: [Type; 20] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -86,6 +86,7 @@ const TYPES: [Type; 19] = [
     Type::BYTEA_ARRAY,
     Type::INT4_ARRAY,
     Type::BOOL_ARRAY,
+    Type::TEXT_ARRAY,
     Type::BOOL_ARRAY,
     Type::TEXT,
     Type::TEXT,
@@ -131,8 +132,9 @@ impl Batch {
         let times = vec![Some(jiff::Timestamp::UNIX_EPOCH); count];
         let (headers, careful) = (vec!["{}"; count], vec![false; count]);
         let items = vec![None::<i32>; count];
+        let locks = vec![None::<&str>; count];
         let (group, one_by_one, budget_ms) = (None::<&str>, false, 1000_i64);
-        let parameters: [&(dyn ToSql + Sync); 19] = [
+        let parameters: [&(dyn ToSql + Sync); 20] = [
             &keys,
             &tokens,
             &digests,
@@ -145,6 +147,7 @@ impl Batch {
             &bodies,
             &items,
             &careful,
+            &locks,
             &careful,
             &EFFECT,
             &group,

@@ -180,13 +180,14 @@ $$;
 --                                            n  not tried: the time budget was used up
 -- Of l, f and n nothing stays behind.
 --
--- Unidentified events are kept and not given to the effect. items is each one's place in a batch request, or null.
+-- Effects run in the order of locks, where there are any. Unidentified events are kept and not given to the effect. items is each one's place in a batch request, or null.
 --
 -- one_by_one makes each ledger insert and each effect a subtransaction of its own; without it, any error fails
 -- the whole call. careful does so for the effects of the marked events only.
 create function hapax.record(
     keys bytea[], tokens bigint[], digests bytea[], sources text[], scopes text[], ids text[], types text[],
-    times timestamptz[], headers text[], bodies bytea[], items integer[], unidentified boolean[], careful boolean[],
+    times timestamptz[], headers text[], bodies bytea[], items integer[], unidentified boolean[],
+    locks text[], careful boolean[],
     effect text, effect_group text, one_by_one boolean,
     ledger_lock_timeout text, commit_mode text, effect_budget interval,
     out generation bytea, out outcomes text, out row_digests bytea[], out row_statuses text[],
@@ -212,6 +213,7 @@ declare
     message text;
     ignored text;
     nothing_stays boolean;
+    ordered boolean := false;
     i integer;
     row_at record;
 begin
@@ -282,9 +284,14 @@ begin
     end if;
     fresh := array_positions(outcome, 'a');
     kept := fresh;
+    if cardinality(array_positions(locks, null)) < total then
+        -- Batches of all gateways lock their business rows in one order, so they do not deadlock.
+        ordered := true;
+        fresh := array(select u.i from unnest(fresh) as u(i) order by locks[u.i] collate "C", u.i);
+    end if;
     if true = any (unidentified) then
         -- Kept to be looked at; an effect could not tell them from what it has seen.
-        fresh := array(select u.i from unnest(fresh) as u(i) where not unidentified[u.i]);
+        fresh := array(select u.i from unnest(fresh) with ordinality as u(i, at) where not unidentified[u.i] order by u.at);
     end if;
 
     if effect is not null and cardinality(fresh) > 0 then
@@ -308,7 +315,7 @@ begin
         elsif cardinality(fresh) = total and not (true = any (careful)) then
             together := fresh;
         else
-            together := array(select u.i from unnest(fresh) as u(i) where not careful[u.i]);
+            together := array(select u.i from unnest(fresh) with ordinality as u(i, at) where not careful[u.i] order by u.at);
         end if;
         if cardinality(together) > 0 then
             -- Short statements, since they are planned anew for each batch; the shorter one for an idle gateway.
@@ -316,8 +323,8 @@ begin
                 execute format('select %s($1)', effect) using events[together[1]];
             else
                 chosen := events;
-                if cardinality(together) < total then
-                    chosen := array(select events[u.i] from unnest(together) as u(i));
+                if cardinality(together) < total or ordered then
+                    chosen := array(select events[u.i] from unnest(together) with ordinality as u(i, at) order by u.at);
                 end if;
                 execute format('select %s(e) from unnest($1) as e', effect) using chosen;
             end if;

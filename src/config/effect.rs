@@ -2,6 +2,7 @@
 //!
 //! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement.
 
+use super::LockRule;
 use crate::settings::Table;
 
 /// Longest name of a group, in bytes.
@@ -93,6 +94,41 @@ pub(super) fn effect_group(table: &mut Table, effect: Option<&str>) -> String {
         return default;
     }
     group
+}
+
+/// `effect_batch`
+pub(super) fn effect_batch(table: &mut Table, effect: Option<&str>) -> bool {
+    only_with_effect(table, "effect_batch", effect);
+    table.flag("effect_batch").unwrap_or(true)
+}
+
+/// `lock`
+pub(super) fn lock(table: &mut Table, effect: Option<&str>) -> Option<LockRule> {
+    const KEY: &str = "lock";
+    only_with_effect(table, KEY, effect);
+    let text = table.text(KEY)?;
+    if table.flag("effect_parallel") == Some(true) {
+        table.error(
+            KEY,
+            "orders effects that lock the same rows, and effect_parallel says that none do: give one of them",
+        );
+    }
+    if table.has("effect_group") {
+        table.warning(KEY, "takes the place of effect_group, which then means nothing");
+    }
+    match LockRule::parse(&text) {
+        Ok(rule) => Some(rule),
+        Err(message) => {
+            table.error(KEY, message);
+            None
+        }
+    }
+}
+
+fn only_with_effect(table: &mut Table, key: &str, effect: Option<&str>) {
+    if table.has(key) && effect.is_none() && !table.failed("effect") {
+        table.warning(key, "does nothing without an effect");
+    }
 }
 
 /// There is one way to go on after an error so far; the key is there so that files can say it.

@@ -10,11 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use super::effect::{check_on_error, effect, effect_group, effect_parallel};
+use super::effect::{check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
-use super::{Ack, Effect, OnMismatch, Server, Source, Tolerance};
+use super::{Ack, Effect, LockRule, OnMismatch, Server, Source, Tolerance};
 use crate::provider::{Facts, Key, Scheme};
 use crate::settings::{Table, nearest};
 
@@ -122,6 +122,8 @@ pub(super) struct Draft {
     pub(super) effect: Option<String>,
     pub(super) effect_parallel: bool,
     pub(super) effect_group: String,
+    effect_batch: bool,
+    lock: Option<LockRule>,
     pub(super) on_mismatch: OnMismatch,
     batch_items_max: usize,
     tolerance: Option<Tolerance>,
@@ -138,7 +140,8 @@ impl Draft {
             None => Effect::None,
             Some(name) => Effect::Function {
                 name: name.clone(),
-                group: (!self.effect_parallel).then(|| self.effect_group.clone()),
+                group: (!self.effect_parallel && self.lock.is_none()).then(|| self.effect_group.clone()),
+                batched: self.effect_batch,
             },
         }
     }
@@ -158,6 +161,7 @@ impl Reading {
             public_url: draft.public_url,
             scope: draft.scope,
             effect,
+            lock: draft.lock,
             on_mismatch: draft.on_mismatch,
             batch_items_max: draft.batch_items_max,
             tolerance: draft.tolerance,
@@ -252,6 +256,8 @@ fn read(
         scope: scope(&mut table),
         effect_parallel: effect_parallel(&mut table, effect.as_deref()),
         effect_group: effect_group(&mut table, effect.as_deref()),
+        effect_batch: effect_batch(&mut table, effect.as_deref()),
+        lock: lock(&mut table, effect.as_deref()),
         effect,
         on_mismatch: on_mismatch(&mut table),
         batch_items_max: super::read::count(&mut table, "batch_items_max", 1..=100_000, 1_000),

@@ -457,7 +457,7 @@ fn effects_are_functions_by_full_name() {
     for effect in ["billing.apply_payment", "_a._1", "\"My\".\"Fn\"", "\"a.b\".\"c\"\"d\"", "a.\"é\""] {
         let config = load(&format!("source.a.effect = '{effect}'"));
         let (name, group) = (effect.to_owned(), Some(effect.to_owned()));
-        assert_eq!(config.sources["a"].effect, Effect::Function { name, group });
+        assert_eq!(config.sources["a"].effect, Effect::Function { name, group, batched: true });
     }
     let config = load("source.a.effect = \"none\"\nsource.a.on_error = \"retry\"");
     assert_eq!(config.sources["a"].effect, Effect::None);

@@ -58,6 +58,13 @@ pub(super) struct Delivery {
     pub(super) deadline: Instant,
 }
 
+impl Delivery {
+    /// What its effect locks, as the source declares it.
+    fn lock(&self) -> Option<String> {
+        self.source.lock.as_ref()?.value(&self.event.body)
+    }
+}
+
 /// A delivery in a lane's queue, and who waits for it.
 pub(super) struct Job {
     pub(super) delivery: Delivery,
@@ -178,6 +185,7 @@ pub(super) struct Writer {
     pool: Pool,
     effect: Option<String>,
     group: Option<String>,
+    batched: bool,
     commit_timeout: Duration,
     commit_mode: &'static str,
     /// Whether a transaction-pooling proxy stands between.
@@ -188,14 +196,15 @@ const RECORD: &str = include_str!("../../sql/queries/record.sql");
 
 impl Writer {
     pub(super) fn new(pool: Pool, settings: &config::Postgres, effect: &Effect) -> Self {
-        let (effect, group) = match effect {
-            Effect::None => (None, None),
-            Effect::Function { name, group } => (Some(name.clone()), group.clone()),
+        let (effect, group, batched) = match effect {
+            Effect::None => (None, None, true),
+            Effect::Function { name, group, batched } => (Some(name.clone()), group.clone(), *batched),
         };
         Self {
             pool,
             effect,
             group,
+            batched,
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),
             pooler: settings.transaction_pooler,
@@ -221,6 +230,11 @@ impl Writer {
     /// Whether its batches take the effect group's lock, so that two at once would only wait for each other.
     pub(super) fn runs_in_order(&self) -> bool {
         self.group.is_some()
+    }
+
+    /// Whether several events may share a transaction.
+    pub(super) fn is_batched(&self) -> bool {
+        self.batched
     }
 
     pub(super) fn has_effect(&self) -> bool {
@@ -283,11 +297,12 @@ impl Writer {
         let items: Vec<Option<i32>> =
             events().map(|event| event.item.and_then(|item| item.try_into().ok())).collect();
         let unidentified: Vec<bool> = events().map(|event| !event.identified).collect();
+        let locks: Vec<Option<String>> = deliveries.iter().map(|delivery| delivery.lock()).collect();
         let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
         let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
-        let parameters: [&(dyn ToSql + Sync); 19] = [
+        let parameters: [&(dyn ToSql + Sync); 20] = [
             &keys,
             &tokens,
             &digests,
@@ -300,6 +315,7 @@ impl Writer {
             &bodies,
             &items,
             &unidentified,
+            &locks,
             &careful,
             &self.effect,
             &self.group,
@@ -346,7 +362,7 @@ fn begin(statement_timeout: Duration) -> String {
     )
 }
 
-const TYPES: [Type; 19] = [
+const TYPES: [Type; 20] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -359,6 +375,7 @@ const TYPES: [Type; 19] = [
     Type::BYTEA_ARRAY,
     Type::INT4_ARRAY,
     Type::BOOL_ARRAY,
+    Type::TEXT_ARRAY,
     Type::BOOL_ARRAY,
     Type::TEXT,
     Type::TEXT,

@@ -60,13 +60,14 @@ impl Lane {
         settings: &config::Postgres,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let events_cap = if writer.has_effect() { 4 } else { settings.batch_events };
+        let events_max = if writer.is_batched() { settings.batch_events } else { 1 };
+        let events_cap = if writer.has_effect() { events_max.min(4) } else { events_max };
         Self {
             queue,
             backlog: VecDeque::new(),
             writer,
             metrics,
-            events_max: settings.batch_events,
+            events_max,
             bytes_max: settings.batch_bytes,
             lock_timeout: settings.lock_timeout,
             statement_timeout: settings.statement_timeout,

@@ -5,6 +5,7 @@ mod batching;
 mod crash;
 mod dev;
 mod disconnect;
+mod effects;
 mod handshake;
 mod harness;
 mod hostile;

@@ -42,7 +42,10 @@ async fn show(config: &Config, new: bool) -> Result<(), Exit> {
 async fn renew(client: &db::Session) -> anyhow::Result<()> {
     let renewed = client.execute("update hapax.installation set epoch = gen_random_uuid()", &[]).await;
     let rows = renewed.map_err(|error| anyhow::anyhow!(db::describe(&error)))?;
-    anyhow::ensure!(rows == 1, "hapax.installation has {rows} rows instead of one: insert it with default values");
+    anyhow::ensure!(
+        rows == 1,
+        "hapax.installation has {rows} rows instead of one: insert it with default values"
+    );
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod batching;
 mod crash;
 mod dev;
 mod disconnect;
+mod generation;
 mod handshake;
 mod harness;
 mod hostile;

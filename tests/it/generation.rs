@@ -28,11 +28,12 @@ const ATTENTIVE: [&str; 3] = [
 ];
 
 /// No Redis: what the process remembers counts for hours.
-const MEMORY: [&str; 5] = [
+const MEMORY: [&str; 6] = [
     "fast_tier.kind = \"memory\"",
     "fast_tier.url =",
     "fast_tier.prefix =",
     "fast_tier.timeout =",
+    "fast_tier.lease =",
     "fast_tier.memory_ttl =",
 ];
 
@@ -397,13 +398,14 @@ async fn a_confirmation_that_is_late() -> Result<()> {
     gate.holds().await?;
     // Not dead, which would break the connection: cut off.
     cluster.primary.pause();
-    let cut_off = cluster.promote().await?;
+    let mut cut_off = cluster.promote().await?;
     gate.open();
     assert_eq!(delivery.await??.outcome, "accepted");
     assert_eq!(marker(&cluster.scene, "lost").await?, old);
+    // Its connections are still in the pool.
+    cut_off.kill()?;
     gives(&cluster.gateway, "lost", "accepted").await?;
     assert_once(&cluster.scene, &["lost"]).await?;
-    drop(cut_off);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
 mod batching;
+mod commit_truth;
 mod crash;
 mod dev;
 mod disconnect;

@@ -3,6 +3,7 @@
 pub mod check;
 pub mod client;
 pub mod dev;
+pub mod epoch;
 pub mod migrate;
 pub mod providers;
 pub mod ready;

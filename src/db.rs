@@ -328,7 +328,11 @@ pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unr
     Ok(())
 }
 
-async fn check_migrations(client: &Client) -> Result<(), Unready> {
+/// Whether the schema is the one that this program was built for.
+///
+/// # Errors
+/// What is missing, or too new.
+pub async fn check_migrations(client: &Client) -> Result<(), Unready> {
     let asked = |error| Unready::asking(&error);
     let exists = "select to_regnamespace('hapax') is not null as schema, current_setting('server_encoding') as encoding";
     let row = client.query_typed_one(exists, &[]).await.map_err(asked)?;

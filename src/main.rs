@@ -50,6 +50,14 @@ enum Command {
         #[command(flatten)]
         file: ConfigFile,
     },
+    /// Show which history of the database counts, and what it is told by.
+    Epoch {
+        #[command(flatten)]
+        file: ConfigFile,
+        /// Begin a new one, so that no marker of before counts; Postgres then answers every duplicate once.
+        #[arg(long)]
+        new: bool,
+    },
     /// Ask a running gateway whether it is ready; exit code 0 if it is.
     Ready {
         #[command(flatten)]
@@ -70,6 +78,7 @@ fn main() -> ExitCode {
         Command::Serve { file, migrate } => run_serve(&file, migrate),
         Command::Check { file, online } => commands::check::run(&file.config, online),
         Command::Migrate { file } => commands::migrate::run(&file.config),
+        Command::Epoch { file, new } => commands::epoch::run(&file.config, new),
         Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),

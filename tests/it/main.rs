@@ -2,10 +2,12 @@
 
 mod batch;
 mod batching;
+mod commit_truth;
 mod crash;
 mod dev;
 mod disconnect;
 mod effects;
+mod generation;
 mod handshake;
 mod harness;
 mod hostile;

@@ -387,8 +387,9 @@ begin
         from unnest(keys, bodies, headers) with ordinality as u(key, body, headers, at)
         where cardinality(kept) = total or u.at = any (kept);
     elsif current_setting('synchronous_standby_names') <> '' then
-        -- A row can be visible before it is replicated. A commit with a transaction id waits for the standby.
-        perform pg_current_xact_id();
+        -- A row can be visible before it is replicated. Only a commit that wrote to the log waits for the standby:
+        -- a transaction id alone is not enough.
+        perform pg_logical_emit_message(true, 'hapax', '');
     end if;
 
     -- Last words, after everything that an effect may have changed. Where all events failed, nothing is promised to

@@ -2,6 +2,8 @@
 //!
 //! No query here knows an event.
 
+pub mod key_rule;
+
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -19,10 +21,13 @@ use tracing::{info, warn};
 
 use crate::config;
 use crate::generation::{Generation, Heartbeat};
+use key_rule::{Changes, KeyRule};
 
 /// Numbered, forward only: name and text. The first line of each says `-- expand` or `-- contract`.
-pub const MIGRATIONS: &[(i32, &str, &str)] =
-    &[(1, "ledger", include_str!("../sql/migrations/0001_ledger.sql"))];
+pub const MIGRATIONS: &[(i32, &str, &str)] = &[
+    (1, "ledger", include_str!("../sql/migrations/0001_ledger.sql")),
+    (2, "key_rule", include_str!("../sql/migrations/0002_key_rule.sql")),
+];
 
 /// What an error from Postgres means for the work that met it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,6 +306,9 @@ pub enum Unready {
         /// What is wrong and what would be right.
         problem: String,
     },
+    /// Events would get other keys than they had.
+    #[error("{0}")]
+    KeyRules(Changes),
 }
 
 impl Unready {
@@ -313,17 +321,55 @@ impl Unready {
     }
 }
 
-/// Checks the schema's version and every effect function.
+/// What settings need of the database, beside the schema.
+#[derive(Debug, Clone)]
+pub struct Needs {
+    /// The effect functions, each once.
+    pub effects: Vec<String>,
+    /// The key rules of all sources.
+    pub key_rules: Vec<KeyRule>,
+}
+
+/// Checks the schema's version, every effect function and every source's key rule. Writes nothing. Returns the
+/// rules of sources that have none stored.
 ///
 /// # Errors
 /// The first thing that is not as it must be.
-pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unready> {
+pub async fn check_schema(client: &Client, needs: &Needs) -> Result<Vec<KeyRule>, Unready> {
     check_migrations(client).await?;
     check_rights(client).await?;
-    for name in effects {
+    for name in &needs.effects {
         check_effect(client, name).await?;
     }
-    Ok(())
+    check_key_rules(client, &needs.key_rules).await
+}
+
+/// As [`check_schema`]; then stores the rules of sources that have none stored.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub async fn take_up(client: &Client, needs: &Needs) -> Result<(), Unready> {
+    check_schema(client, needs).await?;
+    store_key_rules(client, &needs.key_rules).await.map(drop)
+}
+
+/// Stores the rules of sources that have none stored, unless another source's rule changed; returns them.
+///
+/// # Errors
+/// The changes.
+pub async fn store_key_rules(client: &Client, rules: &[KeyRule]) -> Result<Vec<KeyRule>, Unready> {
+    let new = check_key_rules(client, rules).await?;
+    if !new.is_empty() {
+        key_rule::store_new(client, &new).await.map_err(|error| Unready::asking(&error))?;
+        // Another gateway may have been faster, with another rule.
+        check_key_rules(client, &new).await?;
+    }
+    Ok(new)
+}
+
+async fn check_key_rules(client: &Client, rules: &[KeyRule]) -> Result<Vec<KeyRule>, Unready> {
+    let compared = key_rule::compare(client, rules).await.map_err(|error| Unready::asking(&error))?;
+    compared.unchanged().map_err(Unready::KeyRules)
 }
 
 async fn check_migrations(client: &Client) -> Result<(), Unready> {

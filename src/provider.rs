@@ -302,10 +302,17 @@ impl Scheme {
         Some(text.replace("{now}", &now.as_second().to_string()))
     }
 
-    /// What fixes the keys of this scheme's events: a changed text means that old events get new keys.
+    /// The rules for the id, for people.
     #[must_use]
     pub fn key_rule(&self) -> String {
         self.id_rules().collect::<Vec<_>>().join(" | ")
+    }
+
+    /// The rules for the id, each in the one form that all ways of writing it have in common: other rules mean that old
+    /// events get new keys.
+    pub fn id_places(&self) -> impl Iterator<Item = String> {
+        let joined = |rule: &Rule| rule.places.iter().map(Place::to_string).collect::<Vec<_>>().join(" + ");
+        self.event.ids.iter().map(joined)
     }
 
     /// Whether there is a handshake of that method.

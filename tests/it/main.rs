@@ -9,6 +9,7 @@ mod harness;
 mod hostile;
 mod http;
 mod isolation;
+mod key_rule;
 mod log;
 mod once;
 mod postgres_away;

@@ -1,0 +1,247 @@
+//! A source whose events would get other keys than they had is not served before somebody accepts that: under new keys,
+//! old events would take effect again.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use http::StatusCode;
+
+use crate::harness::client::Client;
+use crate::harness::gateway::Start;
+use crate::harness::play::ready;
+use crate::harness::proxy::{Mode, Proxy};
+use crate::harness::scene::{Scene, deliver, event};
+use crate::harness::stores;
+
+/// Stripe's scheme with ids of one's own; what is not about the key is written with a value that can be changed.
+fn own(source: &str, ids: &str, tolerance: &str, secret: &str) -> String {
+    format!(
+        "
+        [scheme.own]
+        kind = \"hmac\"
+        hash = \"sha256\"
+        sign = \"{{ts}}.{{body}}\"
+        sig = {{ from = \"header:Stripe-Signature\", split = \",\", assign = \"=\", label = \"v1\", encoding = \"hex\" }}
+        ts = {{ from = \"sig:t\", unit = \"s\", tolerance = \"5m\" }}
+        id = {ids}
+        [source.{source}]
+        provider = \"own\"
+        secrets = [\"{secret}\"]
+        tolerance = \"{tolerance}\"
+        effect = \"none\"
+        "
+    )
+}
+
+const SECRET: &str = "a secret of this source alone";
+
+fn usual() -> String {
+    own("own", "[\"json:/id\", \"header:X-Id\"]", "5m", SECRET)
+}
+
+fn changed() -> String {
+    own("own", "[\"header:X-Id\", \"json:/id\"]", "5m", SECRET)
+}
+
+struct Said {
+    code: Option<i32>,
+    all: String,
+}
+
+/// Runs a command of the program on these settings.
+fn hapax(settings: &str, arguments: &[&str]) -> Result<Said> {
+    let file = tempfile::Builder::new().suffix(".toml").tempfile_in(stores::folder().path())?;
+    std::fs::write(file.path(), settings)?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
+    let output = command.args(arguments).arg("--config").arg(file.path()).output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Said { code: output.status.code(), all: text(&output.stdout) + &text(&output.stderr) })
+}
+
+/// What is stored, by source.
+async fn stored(scene: &Scene) -> Result<Vec<(String, String)>> {
+    let database = scene.database().await?;
+    let rows = database.query("select source, rule from hapax.key_rule order by source", &[]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+}
+
+/// Whether a gateway starts on these settings; if not, what it says.
+async fn serve(settings: &str) -> Result<Option<String>> {
+    match Start::new(settings).start().await {
+        Ok(gateway) => {
+            ready(&gateway).await?;
+            Ok(None)
+        }
+        Err(error) => Ok(Some(format!("{error:#}"))),
+    }
+}
+
+#[track_caller]
+fn assert_refused(said: &str, old: &str, new: &str, source: &str) {
+    for part in [
+        &format!("source {source}: the key rule is `{new}`"),
+        &format!("it was `{old}`"),
+        "apply old events again",
+        &format!("`hapax migrate --config FILE --accept-key-change {source}`"),
+    ] {
+        assert!(said.contains(part), "{part}\nis not in\n{said}");
+    }
+}
+
+const USUAL: &str = r#"id = ["json:/id", "header:x-id"], scope = "-""#;
+const CHANGED: &str = r#"id = ["header:x-id", "json:/id"], scope = "-""#;
+
+#[tokio::test]
+async fn a_changed_id_rule_is_refused_until_it_is_accepted() -> Result<()> {
+    let scene = Scene::new().await?;
+    let (usual, changed) = (scene.settings(&[], &usual()), scene.settings(&[], &changed()));
+    assert_eq!(serve(&usual).await?, None);
+    let before = stored(&scene).await?;
+    assert!(before.contains(&("own".to_owned(), USUAL.to_owned())), "{before:?}");
+    assert!(before.contains(&("stripe".to_owned(), r#"id = ["json:/id"], scope = "-""#.to_owned())));
+
+    let refused = serve(&changed).await?.context("it started")?;
+    assert!(refused.contains("exit status: 69"), "{refused}");
+    assert_refused(&refused, USUAL, CHANGED, "own");
+    assert!(!refused.contains(SECRET));
+    for command in [&["check", "--online"][..], &["migrate"], &["migrate", "--accept-key-change", "stripe"]] {
+        let said = hapax(&changed, command)?;
+        assert_eq!(said.code, Some(69), "{command:?}: {}", said.all);
+        assert_refused(&said.all, USUAL, CHANGED, "own");
+    }
+    assert_eq!(stored(&scene).await?, before, "nothing of a refused start is kept");
+    assert_eq!(serve(&usual).await?, None);
+
+    let unknown = hapax(&changed, &["migrate", "--accept-key-change", "owm"])?;
+    assert_eq!(unknown.code, Some(64), "{}", unknown.all);
+    assert!(unknown.all.contains("no source \"owm\"") && unknown.all.contains("own"), "{}", unknown.all);
+    let accept = ["migrate", "--accept-key-change", "own", "--accept-key-change", "stripe"];
+    let accepted = hapax(&changed, &accept)?;
+    assert_eq!(accepted.code, Some(0), "{}", accepted.all);
+    assert!(
+        accepted.all.contains(&format!("source own: accepted the key rule: {CHANGED}")),
+        "{}",
+        accepted.all
+    );
+    assert!(accepted.all.contains("source stripe: the key rule is the stored one"), "{}", accepted.all);
+    assert_eq!(hapax(&changed, &["check", "--online"])?.code, Some(0));
+    assert_eq!(serve(&changed).await?, None);
+    let back = serve(&usual).await?.context("it started on the rule of before")?;
+    assert_refused(&back, CHANGED, USUAL, "own");
+    Ok(())
+}
+
+/// Each of several is named, and one command accepts all.
+#[tokio::test]
+async fn a_changed_scope_is_a_changed_rule() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway = scene.gateway(&[]).await?;
+    assert_eq!(deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?.outcome, "accepted");
+    drop(gateway);
+    let tenant = ["source.plain.scope = \"tenant\"", "source.other.scope = \"t\\\"\""];
+    let changed = scene.settings(&tenant, "");
+    let refused = serve(&changed).await?.context("it started")?;
+    let old = r#"id = ["json:/id"], scope = "-""#;
+    assert!(refused.contains(&format!(
+        "source plain: the key rule is `id = [\"json:/id\"], scope = \"tenant\"`; since"
+    )));
+    assert!(refused.contains(&format!("it was `{old}`")), "{refused}");
+    assert!(refused.contains("--accept-key-change other --accept-key-change plain`"), "{refused}");
+    assert!(!refused.contains("source stripe:"), "{refused}");
+    // One of the two is not enough.
+    let half = hapax(&changed, &["migrate", "--accept-key-change", "plain"])?;
+    assert_eq!(half.code, Some(69), "{}", half.all);
+    assert!(half.all.contains("source other:") && !half.all.contains("--accept-key-change plain"));
+    assert_eq!(hapax(&changed, &["migrate", "--accept-key-change", "other"])?.code, Some(0));
+    // What the message warned of.
+    let gateway = Start::new(&changed).start().await?;
+    assert_eq!(deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?.outcome, "accepted");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_fixes_no_key_may_change() -> Result<()> {
+    let scene = Scene::new().await?;
+    let ids = "[\"json:/id\", \"header:X-Id\"]";
+    assert_eq!(serve(&scene.settings(&[], &usual())).await?, None);
+    let before = stored(&scene).await?;
+    for (what, more) in [
+        ("nothing", usual()),
+        ("the secret", own("own", ids, "5m", "another secret, just as long")),
+        ("the tolerance", own("own", ids, "2m", SECRET)),
+        ("how a header's name is written", own("own", "[\"json:/id\", \"header:x-ID\"]", "5m", SECRET)),
+    ] {
+        let settings = scene.settings(&["source.stripe.effect = \"none\""], &more);
+        assert_eq!(hapax(&settings, &["check", "--online"])?.code, Some(0), "{what}");
+        assert_eq!(serve(&settings).await?, None, "{what}");
+        assert_eq!(stored(&scene).await?, before, "{what}");
+    }
+    Ok(())
+}
+
+/// The same events at another endpoint are other events anyway; the old name's rule stays as it is.
+#[tokio::test]
+async fn a_renamed_source_is_a_new_one() -> Result<()> {
+    let scene = Scene::new().await?;
+    assert_eq!(serve(&scene.settings(&[], &usual())).await?, None);
+    let renamed = scene.settings(&[], &own("renamed", "[\"header:X-Id\", \"json:/id\"]", "5m", SECRET));
+    let online = hapax(&renamed, &["check", "--online"])?;
+    assert_eq!(online.code, Some(0), "{}", online.all);
+    assert!(online.all.contains("source renamed is new"), "{}", online.all);
+    assert_eq!(stored(&scene).await?.len(), 4, "check writes nothing");
+    let migrated = hapax(&renamed, &["migrate"])?;
+    assert_eq!(migrated.code, Some(0), "{}", migrated.all);
+    assert!(migrated.all.contains(&format!("source renamed: stored the key rule: {CHANGED}")));
+    assert_eq!(serve(&renamed).await?, None);
+    let rules = stored(&scene).await?;
+    assert!(rules.contains(&("own".to_owned(), USUAL.to_owned())), "{rules:?}");
+    assert!(rules.contains(&("renamed".to_owned(), CHANGED.to_owned())), "{rules:?}");
+    Ok(())
+}
+
+/// The rule is looked at when the database can be, not only at start.
+#[tokio::test]
+async fn a_database_that_comes_later_is_asked_later() -> Result<()> {
+    let mut scene = Scene::new().await?;
+    assert_eq!(serve(&scene.settings(&[], &usual())).await?, None);
+    let proxy = Proxy::start(stores::postgres().address())?;
+    proxy.set(Mode::Refuse);
+    let direct = scene.stores.postgres_url.clone();
+    scene.stores.postgres_url = stores::postgres().url_at(proxy.address(), &scene.stores.database);
+    let gateway = Start::new(scene.settings(&[], &changed())).start().await?;
+    scene.stores.postgres_url = direct;
+    proxy.set(Mode::Pass);
+    let said = gateway.log(|line| {
+        let error = line["error"].as_str().unwrap_or_default();
+        line["message"] == "the database is not ready" && error.contains("key rule")
+    });
+    let said = said.await?;
+    assert_refused(said["error"].as_str().unwrap_or_default(), USUAL, CHANGED, "own");
+    let answer = Client::new(gateway.admin()?).get("/ready").await?;
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+
+    // And it goes on by itself once that is accepted.
+    let accept = ["migrate", "--accept-key-change", "own"];
+    assert_eq!(hapax(&scene.settings(&[], &changed()), &accept)?.code, Some(0));
+    ready(&gateway).await
+}
+
+/// Two that start at once with one rule both serve; with two rules, one of them is refused, whichever was later.
+#[tokio::test]
+async fn gateways_that_start_together_agree_on_the_rule() -> Result<()> {
+    let scene = Scene::new().await?;
+    let usual = scene.settings(&[], &usual());
+    let started = tokio::join!(serve(&usual), serve(&usual), serve(&usual));
+    assert_eq!((started.0?, started.1?, started.2?), (None, None, None));
+
+    for round in 0..4 {
+        let name = format!("own{round}");
+        let of = |ids: &str| scene.settings(&[], &own(&name, ids, "5m", SECRET));
+        let (one, other) = (of("[\"json:/id\"]"), of("[\"json:/uuid\"]"));
+        let (one, other) = tokio::join!(serve(&one), serve(&other));
+        let refused: Vec<String> = [one?, other?].into_iter().flatten().collect();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        assert!(refused[0].contains(&format!("--accept-key-change {name}`")), "{refused:?}");
+    }
+    Ok(())
+}

@@ -2,6 +2,7 @@
 
 mod batching;
 mod crash;
+mod deployment;
 mod dev;
 mod disconnect;
 mod handshake;

@@ -9,9 +9,10 @@ use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -199,11 +200,20 @@ impl deadpool_postgres::Connect for Servers {
     }
 }
 
-/// The pool that recording uses. Making it connects to nothing.
+/// A pool as recording uses it. Making it connects to nothing.
 ///
 /// # Errors
 /// What is wrong with the DSN.
 pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
+    pool_when(settings, Arc::new(AtomicBool::new(true)))
+}
+
+/// As [`pool`], but it gives no connection before `ready` is set: a database that nobody has looked at may have the
+/// events under other keys.
+///
+/// # Errors
+/// What is wrong with the DSN.
+pub fn pool_when(settings: &config::Postgres, ready: Arc<AtomicBool>) -> anyhow::Result<Pool> {
     let servers = Servers::parse(settings)?;
     let limit = servers.limit();
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
@@ -211,7 +221,11 @@ pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
     let timeouts =
         Timeouts { wait: Some(settings.record_timeout), create: Some(limit), recycle: Some(limit) };
     let builder = Pool::builder(manager).max_size(settings.connections).runtime(Runtime::Tokio1);
-    Ok(builder.timeouts(timeouts).build()?)
+    let gate = Hook::sync_fn(move |_, _| {
+        let ready = ready.load(Ordering::Relaxed);
+        ready.then_some(()).ok_or_else(|| HookError::message("the database is not ready; the log says why"))
+    });
+    Ok(builder.timeouts(timeouts).post_create(gate).build()?)
 }
 
 /// A connection outside of the pool, for heartbeat, migrations, readiness. Dropping it closes the connection, even if

@@ -66,7 +66,7 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
     tasks.spawn_loop("schema", watched);
 
     let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
-    let pool = db::pool(&config.postgres)?;
+    let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
     let gateway = Arc::new(Gateway::new(config, tier, recorder, Arc::clone(&metrics), log, tasks.clone()));

@@ -218,11 +218,15 @@ async fn a_database_that_comes_later_is_asked_later() -> Result<()> {
     assert_refused(said["error"].as_str().unwrap_or_default(), USUAL, CHANGED, "own");
     let answer = Client::new(gateway.admin()?).get("/ready").await?;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+    let answer = deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?;
+    assert_eq!((answer.status, answer.outcome.as_str()), (503, "unavailable"), "no event gets another key");
 
     // And it goes on by itself once that is accepted.
     let accept = ["migrate", "--accept-key-change", "own"];
     assert_eq!(hapax(&scene.settings(&[], &changed()), &accept)?.code, Some(0));
-    ready(&gateway).await
+    ready(&gateway).await?;
+    assert_eq!(deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?.outcome, "accepted");
+    Ok(())
 }
 
 #[tokio::test]

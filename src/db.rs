@@ -3,14 +3,17 @@
 //! Statements here have no names on the server, since a pooler may stand between that gives each one another session.
 //! No query here knows an event.
 
+pub mod key_rule;
+
 use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::str::FromStr as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -21,10 +24,13 @@ use tracing::{info, warn};
 
 use crate::config;
 use crate::generation::{Generation, Heartbeat};
+use key_rule::{Changes, KeyRule};
 
 /// Numbered, forward only: name and text. The first line of each says `-- expand` or `-- contract`.
-pub const MIGRATIONS: &[(i32, &str, &str)] =
-    &[(1, "ledger", include_str!("../sql/migrations/0001_ledger.sql"))];
+pub const MIGRATIONS: &[(i32, &str, &str)] = &[
+    (1, "ledger", include_str!("../sql/migrations/0001_ledger.sql")),
+    (2, "key_rule", include_str!("../sql/migrations/0002_key_rule.sql")),
+];
 
 /// What an error from Postgres means for the work that met it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,11 +202,20 @@ impl deadpool_postgres::Connect for Servers {
     }
 }
 
-/// The pool that recording uses. Making it connects to nothing.
+/// A pool as recording uses it. Making it connects to nothing.
 ///
 /// # Errors
 /// What is wrong with the DSN.
 pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
+    pool_when(settings, Arc::new(AtomicBool::new(true)))
+}
+
+/// As [`pool`], but it gives no connection before `ready` is set: a database that nobody has looked at may have the
+/// events under other keys.
+///
+/// # Errors
+/// What is wrong with the DSN.
+pub fn pool_when(settings: &config::Postgres, ready: Arc<AtomicBool>) -> anyhow::Result<Pool> {
     let servers = Servers::parse(settings)?;
     let limit = servers.limit();
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
@@ -208,7 +223,11 @@ pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
     let timeouts =
         Timeouts { wait: Some(settings.record_timeout), create: Some(limit), recycle: Some(limit) };
     let builder = Pool::builder(manager).max_size(settings.connections).runtime(Runtime::Tokio1);
-    Ok(builder.timeouts(timeouts).build()?)
+    let gate = Hook::sync_fn(move |_, _| {
+        let ready = ready.load(Ordering::Relaxed);
+        ready.then_some(()).ok_or_else(|| HookError::message("the database is not ready; the log says why"))
+    });
+    Ok(builder.timeouts(timeouts).post_create(gate).build()?)
 }
 
 /// A connection outside of the pool, for heartbeat, migrations, readiness. Dropping it closes the connection, even if
@@ -303,6 +322,9 @@ pub enum Unready {
         /// What is wrong and what would be right.
         problem: String,
     },
+    /// Events would get other keys than they had.
+    #[error("{0}")]
+    KeyRules(Changes),
 }
 
 impl Unready {
@@ -315,17 +337,55 @@ impl Unready {
     }
 }
 
-/// Checks the schema's version and every effect function.
+/// What settings need of the database, beside the schema.
+#[derive(Debug, Clone)]
+pub struct Needs {
+    /// The effect functions, each once.
+    pub effects: Vec<String>,
+    /// The key rules of all sources.
+    pub key_rules: Vec<KeyRule>,
+}
+
+/// Checks the schema's version, every effect function and every source's key rule. Writes nothing. Returns the
+/// rules of sources that have none stored.
 ///
 /// # Errors
 /// The first thing that is not as it must be.
-pub async fn check_schema(client: &Client, effects: &[String]) -> Result<(), Unready> {
+pub async fn check_schema(client: &Client, needs: &Needs) -> Result<Vec<KeyRule>, Unready> {
     check_migrations(client).await?;
     check_rights(client).await?;
-    for name in effects {
+    for name in &needs.effects {
         check_effect(client, name).await?;
     }
-    Ok(())
+    check_key_rules(client, &needs.key_rules).await
+}
+
+/// As [`check_schema`]; then stores the rules of sources that have none stored.
+///
+/// # Errors
+/// The first thing that is not as it must be.
+pub async fn take_up(client: &Client, needs: &Needs) -> Result<(), Unready> {
+    check_schema(client, needs).await?;
+    store_key_rules(client, &needs.key_rules).await.map(drop)
+}
+
+/// Stores the rules of sources that have none stored, unless another source's rule changed; returns them.
+///
+/// # Errors
+/// The changes.
+pub async fn store_key_rules(client: &Client, rules: &[KeyRule]) -> Result<Vec<KeyRule>, Unready> {
+    let new = check_key_rules(client, rules).await?;
+    if !new.is_empty() {
+        key_rule::store_new(client, &new).await.map_err(|error| Unready::asking(&error))?;
+        // Another gateway may have been faster, with another rule.
+        check_key_rules(client, &new).await?;
+    }
+    Ok(new)
+}
+
+async fn check_key_rules(client: &Client, rules: &[KeyRule]) -> Result<Vec<KeyRule>, Unready> {
+    let compared = key_rule::compare(client, rules).await.map_err(|error| Unready::asking(&error))?;
+    compared.unchanged().map_err(Unready::KeyRules)
 }
 
 /// Whether the schema is the one that this program was built for.

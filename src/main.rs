@@ -45,10 +45,13 @@ enum Command {
         #[arg(long)]
         online: bool,
     },
-    /// Apply missing migrations.
+    /// Apply missing migrations, and store the key rules of new sources.
     Migrate {
         #[command(flatten)]
         file: ConfigFile,
+        /// Go on with another key rule: events that this source had before will be new if they come again.
+        #[arg(long, value_name = "SOURCE")]
+        accept_key_change: Vec<String>,
     },
     /// Show which history of the database counts, and what it is told by.
     Epoch {
@@ -77,7 +80,9 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Serve { file, migrate } => run_serve(&file, migrate),
         Command::Check { file, online } => commands::check::run(&file.config, online),
-        Command::Migrate { file } => commands::migrate::run(&file.config),
+        Command::Migrate { file, accept_key_change } => {
+            commands::migrate::run(&file.config, &accept_key_change)
+        }
         Command::Epoch { file, new } => commands::epoch::run(&file.config, new),
         Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),

@@ -155,6 +155,8 @@ pub(crate) struct EventRules {
     pub(crate) times: Vec<Rule>,
     /// What the digest covers.
     pub(crate) digest: DigestRule,
+    /// The same, as written.
+    pub(crate) digest_text: String,
 }
 
 /// A request that brings several events.
@@ -293,8 +295,7 @@ impl Scheme {
 
     /// The rules for the id, as they were written.
     pub fn id_rules(&self) -> impl Iterator<Item = &str> {
-        let rules = self.batch.as_ref().map_or(&self.event, |batch| &batch.item);
-        rules.ids.iter().map(|rule| rule.text.as_str())
+        self.event_rules().ids.iter().map(|rule| rule.text.as_str())
     }
 
     /// A body that such a provider could send, with the given id and time in it: `{id}`, and `{now}`, `{now_ms}` or
@@ -320,7 +321,7 @@ impl Scheme {
         Some(with_times(text, now))
     }
 
-    /// What fixes the keys of this scheme's events: a changed text means that old events get new keys.
+    /// The rules for the id, for people.
     #[must_use]
     pub fn key_rule(&self) -> String {
         let rules = self.id_rules().collect::<Vec<_>>().join(" | ");
@@ -328,6 +329,29 @@ impl Scheme {
             Some(batch) => format!("each of {:?}: {rules}", batch.text),
             None => rules,
         }
+    }
+
+    /// Where events and their ids stand, each place in the one form that all ways of writing it have in common: other
+    /// places mean that old events get new keys.
+    #[must_use]
+    pub fn id_places(&self) -> String {
+        let joined = |rule: &Rule| rule.places.iter().map(Place::to_string).collect::<Vec<_>>().join(" + ");
+        let ids: Vec<String> = self.event_rules().ids.iter().map(joined).collect();
+        match &self.batch {
+            Some(batch) => format!("each of {:?}: id = {ids:?}", batch.text),
+            None => format!("id = {ids:?}"),
+        }
+    }
+
+    /// What tells bodies apart.
+    #[must_use]
+    pub fn digest_rule(&self) -> &str {
+        &self.event_rules().digest_text
+    }
+
+    /// What an event is read by.
+    fn event_rules(&self) -> &EventRules {
+        self.batch.as_ref().map_or(&self.event, |batch| &batch.item)
     }
 
     /// Whether there is a handshake of that method.

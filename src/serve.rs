@@ -13,7 +13,8 @@ use tracing::{error, info, warn};
 use crate::admin::Admin;
 use crate::claim::FastTier;
 use crate::config::{self, Config, Effect};
-use crate::db::{self, Unready};
+use crate::db::key_rule::KeyRule;
+use crate::db::{self, Needs, Unready};
 use crate::generation::Heartbeat;
 use crate::ingest::Gateway;
 use crate::log::Log;
@@ -48,8 +49,8 @@ pub struct Running {
 pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::Result<Running> {
     let tasks = Tasks::default();
     let schema_ready = Arc::new(AtomicBool::new(false));
-    let effects = effects(config);
-    match look_at_schema(&config.postgres, &effects).await {
+    let needs = needs(config);
+    match take_up_schema(&config.postgres, &needs).await {
         Ok(()) => schema_ready.store(true, Ordering::Relaxed),
         Err(Unready::Unreachable(cause)) => {
             warn!(cause, "postgres cannot be reached yet; starting not ready");
@@ -61,11 +62,11 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
 
     let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
     tasks.spawn_loop("heartbeat", db::heartbeat_loop(config.postgres.clone(), Arc::clone(&heartbeat)));
-    let watched = watch_schema(config.postgres.clone(), effects, Arc::clone(&schema_ready));
+    let watched = watch_schema(config.postgres.clone(), needs, Arc::clone(&schema_ready));
     tasks.spawn_loop("schema", watched);
 
     let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
-    let pool = db::pool(&config.postgres)?;
+    let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
     let gateway = Arc::new(Gateway::new(config, tier, recorder, Arc::clone(&metrics), log, tasks.clone()));
@@ -148,9 +149,14 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The effect functions that the sources name, each once.
+/// What the sources need of the database.
 #[must_use]
-pub fn effects(config: &Config) -> Vec<String> {
+pub fn needs(config: &Config) -> Needs {
+    Needs { effects: effects(config), key_rules: KeyRule::of_all(config) }
+}
+
+/// The effect functions that the sources name, each once.
+fn effects(config: &Config) -> Vec<String> {
     let functions = config.sources.values().filter_map(|source| match &source.effect {
         Effect::None => None,
         Effect::Function { name, .. } => Some(name.clone()),
@@ -158,22 +164,22 @@ pub fn effects(config: &Config) -> Vec<String> {
     functions.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// Whether the database is as this version needs it.
+/// Whether the database is as this version needs it; stores the key rules of new sources.
 ///
 /// # Errors
 /// What is not.
-pub async fn look_at_schema(settings: &config::Postgres, effects: &[String]) -> Result<(), Unready> {
+async fn take_up_schema(settings: &config::Postgres, needs: &Needs) -> Result<(), Unready> {
     let client = db::connect(settings).await.map_err(|error| Unready::Unreachable(error.to_string()))?;
     let limit = settings.connect_timeout;
-    let looked = tokio::time::timeout(limit, db::check_schema(&client, effects)).await;
-    looked.unwrap_or_else(|_elapsed| Err(Unready::Unreachable(format!("no answer within {limit:?}"))))
+    let taken_up = tokio::time::timeout(limit, db::take_up(&client, needs)).await;
+    taken_up.unwrap_or_else(|_elapsed| Err(Unready::Unreachable(format!("no answer within {limit:?}"))))
 }
 
 /// Until the database is ready, looks again and again; then keeps its partitions made ahead.
-async fn watch_schema(settings: config::Postgres, effects: Vec<String>, ready: Arc<AtomicBool>) {
+async fn watch_schema(settings: config::Postgres, needs: Needs, ready: Arc<AtomicBool>) {
     let mut failures: u32 = 0;
     while !ready.load(Ordering::Relaxed) {
-        match look_at_schema(&settings, &effects).await {
+        match take_up_schema(&settings, &needs).await {
             Ok(()) => {
                 info!("the database is ready");
                 ready.store(true, Ordering::Relaxed);

@@ -7,6 +7,8 @@ from (values
     ('update on hapax.ledger', has_table_privilege('hapax.ledger', 'update')),
     ('delete on hapax.ledger', has_table_privilege('hapax.ledger', 'delete')),
     ('insert on hapax.body', has_table_privilege('hapax.body', 'insert')),
+    ('select on hapax.key_rule', has_table_privilege('hapax.key_rule', 'select')),
+    ('insert on hapax.key_rule', has_table_privilege('hapax.key_rule', 'insert')),
     ('execute on hapax.record', (
         select bool_and(has_function_privilege(p.oid, 'execute'))
         from pg_catalog.pg_proc p

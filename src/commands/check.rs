@@ -19,10 +19,16 @@ pub fn run(path: &Path, online: bool) -> Result<(), Exit> {
 }
 
 async fn check_stores(config: &Config) -> Result<(), Exit> {
-    let effects = serve::effects(config);
-    serve::look_at_schema(&config.postgres, &effects).await.map_err(Exit::unavailable)?;
-    say("postgres: ok, schema and effects are as this version needs them")?;
     let client = db::connect(&config.postgres).await?;
+    let limit = config.postgres.connect_timeout;
+    let looked = tokio::time::timeout(limit, db::check_schema(&client, &serve::needs(config))).await;
+    let looked =
+        looked.map_err(|_elapsed| Exit::unavailable(format!("Postgres: no answer within {limit:?}")))?;
+    let new = looked.map_err(Exit::unavailable)?;
+    say("postgres: ok, schema, effects and key rules are as this version needs them")?;
+    for rule in new {
+        say(format!("postgres: source {} is new; its key rule will be `{}`", rule.source, rule.text))?;
+    }
     let unreadable =
         db::unreadable_parts(&client).await.map_err(|error| Exit::unavailable(db::describe(&error)))?;
     for part in unreadable {

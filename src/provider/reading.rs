@@ -139,12 +139,13 @@ impl EventRules {
         let ids = rules(table, "id", &mut pointers);
         let types = rules(table, "type", &mut pointers);
         let times = rules(table, "event_time", &mut pointers);
-        let digest = if table.has("digest") {
-            DigestRule::Parts(digest_parts(table, &mut pointers))
+        let (digest, key) = if table.has("digest") {
+            (DigestRule::Parts(digest_parts(table, &mut pointers)), "digest")
         } else {
-            DigestRule::Without(volatile_parts(table, &mut pointers))
+            (DigestRule::Without(volatile_parts(table, &mut pointers)), "volatile")
         };
-        Self { pointers, ids, types, times, digest }
+        let digest_text = as_written(table, key);
+        Self { pointers, ids, types, times, digest, digest_text }
     }
 
     /// The rules of a batch's item: bare pointers are into the item, and nothing else of the request names it.
@@ -157,8 +158,13 @@ impl EventRules {
         let types = item_rules(table, "type", &mut pointers);
         let times = item_rules(table, "event_time", &mut pointers);
         let digest = DigestRule::Without(volatile_parts(table, &mut pointers));
-        Self { pointers, ids, types, times, digest }
+        let digest_text = as_written(table, "volatile");
+        Self { pointers, ids, types, times, digest, digest_text }
     }
+}
+
+fn as_written(table: &mut Table, key: &'static str) -> String {
+    format!("{key} = {:?}", table.texts(key).unwrap_or_default())
 }
 
 fn item_rules(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Vec<Rule> {

@@ -180,7 +180,8 @@ $$;
 --                                            n  not tried: the time budget was used up
 -- Of l, f and n nothing stays behind.
 --
--- Effects run in the order of locks, where there are any. Unidentified events are kept and not given to the effect. items is each one's place in a batch request, or null.
+-- Effects run in the order of locks, where there are any. Unidentified events are kept and not given to the effect.
+-- items is each one's place in a batch request, or null.
 --
 -- one_by_one makes each ledger insert and each effect a subtransaction of its own; without it, any error fails
 -- the whole call. careful does so for the effects of the marked events only.
@@ -212,7 +213,7 @@ declare
     raised text;
     message text;
     ignored text;
-    nothing_stays boolean;
+    promised boolean;
     ordered boolean := false;
     i integer;
     row_at record;
@@ -386,19 +387,17 @@ begin
         select now(), u.key, u.body, u.headers::jsonb
         from unnest(keys, bodies, headers) with ordinality as u(key, body, headers, at)
         where cardinality(kept) = total or u.at = any (kept);
-    elsif current_setting('synchronous_standby_names') <> '' then
+    elsif outcome && '{d,o}' and current_setting('synchronous_standby_names') <> '' then
         -- A row can be visible before it is replicated. Only a commit that wrote to the log waits for the standby:
         -- a transaction id alone is not enough.
         perform pg_logical_emit_message(true, 'hapax', '');
     end if;
 
-    -- Last words, after everything that an effect may have changed. Where all events failed, nothing is promised to
-    -- anybody, and nobody waits for the log.
+    -- Last words, after everything that an effect may have changed. Where nothing is promised to anybody, nobody waits
+    -- for the log.
     set constraints all immediate;
-    nothing_stays := cardinality(array_positions(outcome, 'f')) = total;
-    ignored := set_config('synchronous_commit', case when nothing_stays then 'off' else commit_mode end, true);
-    -- statement_timeout would end a COMMIT's wait for a standby, and the commit would look like any other.
-    ignored := set_config('statement_timeout', '0', true);
+    promised := outcome && '{a,r,d,o}';
+    ignored := set_config('synchronous_commit', case when promised then commit_mode else 'off' end, true);
     outcomes := array_to_string(outcome, '');
     generation := hapax.generation();
 end

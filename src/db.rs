@@ -6,6 +6,7 @@
 pub mod key_rule;
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::str::FromStr as _;
@@ -17,8 +18,9 @@ use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, Recycling
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -152,15 +154,27 @@ impl Servers {
             // The driver's own time-out ends with the TCP connection; a stopped server accepts that and says nothing.
             match tokio::time::timeout(self.timeout, server.connect(NoTls)).await {
                 Ok(Ok((client, connection))) => {
-                    // The client's own calls report what is wrong.
-                    let task = tokio::spawn(async move { drop(connection.await) });
-                    return Ok((client, task));
+                    return Ok((client, tokio::spawn(drive(connection))));
                 }
                 Ok(Err(error)) => last = error,
                 Err(_elapsed) => last = tokio_postgres::Error::__private_api_timeout(),
             }
         }
         Err(last)
+    }
+}
+
+/// Carries a connection's messages to its end; the client's own calls report what is wrong.
+///
+/// A wait for a synchronous standby that somebody cancels ends in a COMMIT that looks like any other, after a warning. The
+/// connection is closed at the warning, so that such a commit is as unknown as one whose answer was lost.
+async fn drive(mut connection: Connection<Socket, NoTlsStream>) {
+    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+        match message {
+            // Not by the SQLSTATE, which all plain warnings share, nor by the text, which depends on the language.
+            AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => return,
+            _ => {}
+        }
     }
 }
 

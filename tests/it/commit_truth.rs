@@ -126,6 +126,26 @@ async fn nothing_is_promised_while_its_commit_waits() -> Result<()> {
     Ok(())
 }
 
+/// Postgres then says that the commit is done, and warns that it may be on no standby.
+#[tokio::test]
+async fn a_wait_that_is_cancelled_is_no_promise() -> Result<()> {
+    let primary = Primary::start().await?;
+    let gateway = primary.scene.gateway(&HASTY).await?;
+    primary.wait_for_standbys("nosuch").await?;
+    let (to, body) = (gateway.listen()?, event("evt_1", ""));
+    let delivery = tokio::spawn(async move { deliver(to, "stripe", &body).await });
+    let committing = primary.until_waiting(1).await?;
+    let cancel = "select pg_cancel_backend(pid) from unnest($1::int[]) as pid";
+    primary.operator.execute(cancel, &[&committing]).await?;
+    assert_not_promised(&delivery.await??, "its commit's wait was cancelled");
+    let seen = async || (primary.visible().await.ok()? == 1).then_some(());
+    eventually(LIMIT, seen).await?;
+    primary.wait_for_standbys("").await?;
+    assert_eq!(redelivered(&gateway, "evt_1").await?.outcome, "duplicate");
+    primary.scene.assert_once(&["evt_1".to_owned()]).await?;
+    Ok(())
+}
+
 /// In three ways, each in a lane of its own.
 const HURRIED: &str = "
     create function fx.for_the_session(e hapax.event) returns void language plpgsql as $$

@@ -75,7 +75,9 @@ begin
         continue when exists (select from pg_inherits where inhrelid = part and inhparent = 'hapax.body'::regclass);
         begin
             if part is null then
-                execute format('create table hapax.%I (like hapax.body including defaults including storage including compression)', name);
+                execute format(
+                    'create table hapax.%I (like hapax.body including defaults including storage including compression)',
+                    name);
             end if;
             execute format('alter table hapax.%I add constraint day check (received_at >= %L and received_at < %L)',
                            name, day::timestamptz, (day + 1)::timestamptz);
@@ -236,8 +238,11 @@ begin
             for i in 1..total loop
                 continue when outcome[i] is not null;
                 begin
-                    insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id, event_type)
-                    values (now(), now(), tokens[i], case when unidentified[i] then 'unidentified' else 'done' end::hapax.status, keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
+                    insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope,
+                        event_id, event_type)
+                    values (now(), now(), tokens[i],
+                        case when unidentified[i] then 'unidentified' else 'done' end::hapax.status,
+                        keys[i], digests[i], sources[i], scopes[i], ids[i], types[i])
                     on conflict do nothing;
                     if found then
                         taken := taken || keys[i];
@@ -307,7 +312,8 @@ begin
             end;
         end if;
         events := array(
-            select row(u.source, u.scope, u.id, u.type, u.key, u.item, u.digest, u.body, u.headers::jsonb, now(), u.time, 1, 0)::hapax.event
+            select row(u.source, u.scope, u.id, u.type, u.key, u.item, u.digest, u.body, u.headers::jsonb, now(), u.time,
+                1, 0)::hapax.event
             from unnest(sources, scopes, ids, types, keys, items, digests, bodies, headers, times)
                 as u(source, scope, id, type, key, item, digest, body, headers, time)
         );

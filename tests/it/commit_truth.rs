@@ -23,6 +23,15 @@ const HASTY: [&str; 7] = [
     "postgres.connections = 16",
 ];
 
+/// Postgres without any fast tier.
+const ALONE: [&str; 5] = [
+    "fast_tier.kind = \"off\"",
+    "fast_tier.url =",
+    "fast_tier.prefix =",
+    "fast_tier.timeout =",
+    "fast_tier.memory_ttl =",
+];
+
 /// A primary that this test alone uses.
 struct Primary {
     postgres: Postgres,
@@ -126,6 +135,25 @@ async fn nothing_is_promised_while_its_commit_waits() -> Result<()> {
     Ok(())
 }
 
+/// Who only found the event's row locked promises nothing, so nothing has to be on the standby for that answer.
+#[tokio::test]
+async fn what_promises_nothing_waits_for_no_standby() -> Result<()> {
+    let primary = Primary::start().await?;
+    let alone = [&HASTY[..], &ALONE].concat();
+    let (first, second) = (primary.scene.gateway(&alone).await?, primary.scene.gateway(&alone).await?);
+    primary.wait_for_standbys("nosuch").await?;
+    assert_not_promised(&send(&first, "evt_1", "").await?, "its commit waits");
+    primary.until_waiting(1).await?;
+    let answer = send(&second, "evt_1", "").await?;
+    assert_eq!((answer.status, answer.outcome.as_str()), (409, "in_flight"), "{answer:?}");
+    assert_eq!(primary.waiting().await?.len(), 1);
+
+    primary.wait_for_standbys("").await?;
+    assert_eq!(redelivered(&second, "evt_1").await?.outcome, "duplicate");
+    primary.scene.assert_once(&["evt_1".to_owned()]).await?;
+    Ok(())
+}
+
 /// Postgres then says that the commit is done, and warns that it may be on no standby.
 #[tokio::test]
 async fn a_wait_that_is_cancelled_is_no_promise() -> Result<()> {
@@ -200,15 +228,8 @@ async fn an_effect_that_does_not_wait_changes_nothing() -> Result<()> {
 async fn many_duplicates_in_one_batch_wait_for_the_standby() -> Result<()> {
     const EVENTS: usize = 400;
     let primary = Primary::start().await?;
-    let alone = [
-        "fast_tier.kind = \"off\"",
-        "fast_tier.url =",
-        "fast_tier.prefix =",
-        "fast_tier.timeout =",
-        "fast_tier.memory_ttl =",
-        "postgres.batch_events = 512",
-    ];
-    let gateway = primary.scene.gateway(&[&HASTY, &alone[..]].concat()).await?;
+    let alone = [&HASTY[..], &ALONE, &["postgres.batch_events = 512"]].concat();
+    let gateway = primary.scene.gateway(&alone).await?;
     let bodies = || (0..EVENTS).map(|number| event(&format!("evt_{number}"), "")).collect::<Vec<_>>();
     let to = gateway.listen()?;
     let all = async |outcome: &str| {

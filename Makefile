@@ -26,6 +26,7 @@ test: setup-test ## Formatting, lints, documentation, benches once, all tests
 	cargo test --locked --doc
 	cargo test --locked --lib --bins --tests
 
-bench: setup ## Measure: each stage by itself, then side by side with other receivers
+bench: setup ## Measure: each stage by itself, isolation of sources, side by side with other receivers
 	cargo bench --locked --bench stages
+	cargo bench --locked --bench isolation
 	cargo bench --locked --bench side_by_side -- --core

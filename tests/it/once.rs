@@ -44,11 +44,11 @@ fn ids(rounds: usize) -> Vec<String> {
 async fn ten_deliveries_at_once_are_one_effect() -> Result<()> {
     let scene = Scene::new().await?;
     let gateway = scene.gateway(&[]).await?;
-    let outcomes = storm(&mut clients(&gateway, 10)?, 250).await?;
+    let outcomes = storm(&mut clients(&gateway, 10)?, 500).await?;
     // In one process nobody has to be sent away.
-    assert_eq!(outcomes, BTreeMap::from([("accepted".to_owned(), 250), ("duplicate".to_owned(), 2250)]));
-    let found = scene.assert_once(&ids(250)).await?;
-    assert_eq!((found.rows.len(), found.effects.len()), (250, 250));
+    assert_eq!(outcomes, BTreeMap::from([("accepted".to_owned(), 500), ("duplicate".to_owned(), 4500)]));
+    let found = scene.assert_once(&ids(500)).await?;
+    assert_eq!((found.rows.len(), found.effects.len()), (500, 500));
     Ok(())
 }
 
@@ -57,10 +57,10 @@ async fn ten_deliveries_at_once_to_two_processes_are_one_effect() -> Result<()> 
     let scene = Scene::new().await?;
     let (one, two) = (scene.gateway(&[]).await?, scene.gateway(&[]).await?);
     let mut clients: Vec<Client> = clients(&one, 5)?.into_iter().chain(clients(&two, 5)?).collect();
-    let outcomes = storm(&mut clients, 250).await?;
-    assert_eq!(outcomes.get("accepted"), Some(&250), "{outcomes:?}");
-    let found = scene.assert_once(&ids(250)).await?;
-    assert_eq!((found.rows.len(), found.effects.len()), (250, 250));
+    let outcomes = storm(&mut clients, 500).await?;
+    assert_eq!(outcomes.get("accepted"), Some(&500), "{outcomes:?}");
+    let found = scene.assert_once(&ids(500)).await?;
+    assert_eq!((found.rows.len(), found.effects.len()), (500, 500));
     Ok(())
 }
 

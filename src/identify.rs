@@ -16,13 +16,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use ring::digest::{Context, SHA256};
-use serde_json::value::RawValue;
 
 use crate::body::Received;
 use crate::config::{OnMismatch, Source};
 use crate::error::Code;
 use crate::json::{Found, Slot};
-use crate::parts::{self, Fault, Parts};
+use crate::parts::{self, Fault, NoList, Parts};
 use crate::provider::place::Rule;
 use crate::provider::signature::Unit;
 use crate::provider::{BatchRules, DigestRule, EventRules};
@@ -164,13 +163,11 @@ fn single(source: &Source, signed_id: Option<usize>, received: &Received) -> Res
 
 /// Each item is an event with its own bytes, which are those that it has in the body.
 fn items(source: &Source, batch: &BatchRules, received: &Received) -> Result<Vec<Event>, Code> {
-    let list = match batch.pointers.scan(&received.body).get(batch.items) {
-        None => return Err(Code::BodyNotJson),
-        Some(Found::Twice) => return Err(Code::IdAmbiguous),
-        Some(Found::Absent | Found::Broken) => return Err(Code::BatchMissing),
-        Some(Found::Value(list)) => list,
-    };
-    let list: Vec<&RawValue> = serde_json::from_str(list).or(Err(Code::BatchMissing))?;
+    let list = parts::list(&received.body, &batch.pointers, batch.items).map_err(|none| match none {
+        NoList::NotJson => Code::BodyNotJson,
+        NoList::Twice => Code::IdAmbiguous,
+        NoList::Missing => Code::BatchMissing,
+    })?;
     if list.len() > source.batch_items_max {
         return Err(Code::BatchTooLarge);
     }

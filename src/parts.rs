@@ -9,6 +9,7 @@ use std::cell::OnceCell;
 use http::header::HeaderMap;
 use http::{HeaderName, Method};
 use ring::digest;
+use serde_json::value::RawValue;
 
 use crate::body::Received;
 use crate::json::{self, Found, Pointers, Scan, Slot};
@@ -106,16 +107,43 @@ impl<'a> Parts<'a> {
     /// A body that starts like JSON is never read as a form: text inside its strings could pose as a field, and the
     /// content type is no help, since it is not signed.
     fn form(&self, field: &str) -> Result<Option<Cow<'a, str>>, Fault> {
-        match self.body.trim_ascii_start().first() {
-            Some(b'{' | b'[') => Ok(None),
-            _ => pair(self.body, field),
-        }
+        if self.is_form() { pair(self.body, field) } else { Ok(None) }
+    }
+
+    fn is_form(&self) -> bool {
+        !matches!(self.body.trim_ascii_start().first(), Some(b'{' | b'['))
+    }
+
+    /// All fields of a form body; none if it is none.
+    pub(crate) fn form_pairs(&self) -> Option<form_urlencoded::Parse<'a>> {
+        self.is_form().then(|| form_urlencoded::parse(self.body))
     }
 
     fn form_json(&self, field: &str, pointers: &Pointers, slot: Slot) -> Result<Option<Cow<'a, str>>, Fault> {
         let Some(value) = self.form(field)? else { return Ok(None) };
         let found = pointers.scan(value.as_bytes()).get(slot).ok_or(Fault::NotJson)?;
         Ok(as_text(found)?.map(|text| Cow::Owned(text.into_owned())))
+    }
+}
+
+/// Why a body does not give the list that it should hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoList {
+    /// The body is not JSON.
+    NotJson,
+    /// The list stands there twice.
+    Twice,
+    /// Something else stands there, or nothing.
+    Missing,
+}
+
+/// The items of a list in a JSON body, each in its own bytes.
+pub(crate) fn list<'a>(body: &'a [u8], pointers: &Pointers, slot: Slot) -> Result<Vec<&'a RawValue>, NoList> {
+    match pointers.scan(body).get(slot) {
+        None => Err(NoList::NotJson),
+        Some(Found::Twice) => Err(NoList::Twice),
+        Some(Found::Absent | Found::Broken) => Err(NoList::Missing),
+        Some(Found::Value(list)) => serde_json::from_str(list).or(Err(NoList::Missing)),
     }
 }
 

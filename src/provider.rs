@@ -8,6 +8,7 @@
 pub(crate) mod handshake;
 mod key;
 pub(crate) mod place;
+mod public_key;
 mod reading;
 pub(crate) mod signature;
 pub(crate) mod template;
@@ -27,7 +28,7 @@ pub use key::Key;
 use handshake::Handshakes;
 use key::KeyRule;
 use place::{Place, Rule};
-use signature::{Hash, SigRule, TsFrom, TsRule};
+use signature::{Algorithm, BodyHash, SigRule, TsFrom, TsRule};
 use template::{Piece, Template};
 
 /// Embeds `config/providers/NAME.toml` for each name; a preset is parsed when somebody uses it.
@@ -39,19 +40,27 @@ macro_rules! presets {
 }
 
 presets! {
+    "adyen",
     "adyen-header",
     "airwallex",
     "asana",
     "bigcommerce",
     "bitbucket",
     "box",
+    "box-escaped",
+    "braintree",
     "calendly",
+    "chargebee",
     "circleci",
     "coinbase-commerce",
+    "contentful",
     "contentful-token",
+    "discord-events",
+    "discord-interactions",
     "docusign",
     "dropbox",
     "dropbox-sign",
+    "easypost",
     "elevenlabs",
     "generic-sha512-base64",
     "generic-sha512-hex",
@@ -62,6 +71,8 @@ presets! {
     "gocardless",
     "hub-sha1",
     "hub-sha512",
+    "hubspot-v1",
+    "hubspot-v2",
     "hubspot-v3",
     "intercom",
     "jira",
@@ -70,8 +81,10 @@ presets! {
     "linear",
     "mailgun",
     "mailgun-form",
+    "mandrill",
     "mercadopago",
     "meta",
+    "microsoft-graph",
     "modern-treasury",
     "mollie",
     "mux",
@@ -82,24 +95,31 @@ presets! {
     "paddle",
     "pagerduty",
     "paystack",
+    "plivo-v2",
+    "postmark",
     "razorpay",
     "revenuecat",
     "sanity",
+    "sendgrid",
     "sentry",
     "shopify",
     "slack",
     "square",
     "standard-webhooks",
+    "standard-webhooks-ed25519",
     "stripe",
     "svix",
     "telegram",
     "tiktok",
     "trello",
+    "twilio",
+    "twilio-form",
     "twitch",
     "twitter",
     "typeform",
     "vercel",
     "webflow",
+    "wise",
     "woocommerce",
     "workos",
     "xero",
@@ -118,6 +138,12 @@ pub struct Scheme {
     key: KeyRule,
     pub(crate) sig: SigRule,
     pub(crate) ts: Option<TsRule>,
+    /// Where the request says what its body hashes to.
+    pub(crate) body_hash: Option<BodyHash>,
+    /// Texts that have to stand at places of the request.
+    pub(crate) require: Vec<(Place, String)>,
+    /// The body is a list of parts that are signed one by one, and all of them have to be.
+    pub(crate) every: Option<Every>,
     /// Pointers of everything that verification reads.
     pub(crate) signed: Pointers,
     /// Headers that may stand in a request only once, or it is refused.
@@ -131,15 +157,26 @@ pub struct Scheme {
 /// How a request is authenticated.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// A keyed hash over the template.
-    Hmac {
-        /// The digest.
-        hash: Hash,
-        /// What is signed.
-        sign: Template,
+    /// By a signature over what one of the templates gives.
+    Signed {
+        /// How it is made.
+        algorithm: Algorithm,
+        /// What is signed, in the forms that there are of it; at least one.
+        sign: Vec<Template>,
     },
     /// The secret itself is in the request.
     Token,
+    /// The secret is name and password of HTTP's basic authentication (RFC 7617).
+    Basic,
+}
+
+/// The list whose items are signed one by one.
+#[derive(Debug)]
+pub(crate) struct Every {
+    /// One pointer, to the list.
+    pub(crate) pointers: Pointers,
+    /// Its slot.
+    pub(crate) items: Slot,
 }
 
 /// What of a request names and describes its event.
@@ -254,10 +291,16 @@ impl Scheme {
     /// # Errors
     /// What is wrong with it, without the secret.
     pub fn key(&self, secret: &str) -> Result<Key, String> {
-        let bytes = self.key.decode(secret)?;
         let key = match &self.kind {
-            Kind::Hmac { hash, .. } => Key::hmac(hash.algorithm(), &bytes),
-            Kind::Token => Key::token(&bytes),
+            Kind::Signed { algorithm: Algorithm::Hmac(hash), .. } => {
+                Key::hmac(hash.algorithm(), &self.key.decode(secret)?)
+            }
+            Kind::Signed { algorithm, .. } if algorithm.has_public_keys() => {
+                Key::public(self.key.decode_public(*algorithm, secret)?)
+            }
+            Kind::Signed { .. } | Kind::Token => Key::token(&self.key.decode(secret)?),
+            Kind::Basic if secret.contains(':') => Key::token(&self.key.decode(secret)?),
+            Kind::Basic => return Err("the secret is not of the form \"name:password\"".to_owned()),
         };
         Ok(key.noting(self.key.note(secret)))
     }
@@ -265,14 +308,13 @@ impl Scheme {
     /// Whether the URL is part of what is signed: the source then needs a public URL.
     #[must_use]
     pub fn signs_url(&self) -> bool {
-        self.template().is_some_and(|sign| sign.has(|piece| matches!(piece, Piece::Url)))
+        self.templates().iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Url(_))))
     }
 
     /// Whether a timestamp is part of what is signed: without one, a captured request is good for ever.
     #[must_use]
     pub fn signs_time(&self) -> bool {
-        let (Some(sign), Some(ts)) = (self.template(), &self.ts) else { return false };
-        signs_time(sign, ts)
+        self.ts.as_ref().is_some_and(|ts| signs_time(self.templates(), ts))
     }
 
     /// How far a timestamp may be from the clock, unless the source says otherwise.
@@ -378,30 +420,57 @@ impl Scheme {
     }
 
     pub(crate) fn signs_id(&self) -> bool {
-        self.template().is_some_and(signs_id)
+        signs_id(self.templates())
     }
 
-    fn template(&self) -> Option<&Template> {
-        match &self.kind {
-            Kind::Hmac { sign, .. } => Some(sign),
-            Kind::Token => None,
+    /// Where the timestamp stands, if that is one header.
+    pub(crate) fn time_header(&self) -> Option<&HeaderName> {
+        match &self.ts.as_ref()?.from {
+            TsFrom::Places(places) => places.first().and_then(Place::header),
+            TsFrom::Label(_) => None,
         }
     }
+
+    /// What is signed, in the forms that there are of it; none if nothing is.
+    pub(crate) fn templates(&self) -> &[Template] {
+        self.kind.templates()
+    }
 }
 
-fn signs_id(sign: &Template) -> bool {
-    sign.has(|piece| matches!(piece, Piece::Id))
+impl Kind {
+    pub(crate) fn templates(&self) -> &[Template] {
+        match self {
+            Self::Signed { sign, .. } => sign,
+            Self::Token | Self::Basic => &[],
+        }
+    }
+
+    /// The secret stands in the request as it is, so that what holds it must not be shown.
+    pub(crate) fn sends_secret(&self) -> bool {
+        matches!(self, Self::Token | Self::Basic)
+    }
 }
 
-fn signs_time(sign: &Template, ts: &TsRule) -> bool {
-    let named = sign.has(|piece| matches!(piece, Piece::Timestamp));
-    named || matches!(&ts.from, TsFrom::Places(places) if places.iter().all(|place| covers(sign, place)))
+/// Of several forms any may be the signed one, so what all of them hold is what is signed.
+fn all_have(sign: &[Template], holds: impl Fn(&Template) -> bool) -> bool {
+    !sign.is_empty() && sign.iter().all(holds)
+}
+
+fn signs_id(sign: &[Template]) -> bool {
+    sign.iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Id)))
+}
+
+fn signs_time(sign: &[Template], ts: &TsRule) -> bool {
+    // A list of signed headers has to have the time in it.
+    let named = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Timestamp | Piece::Listed(_)));
+    let covered = |place: &Place| all_have(sign, |sign| covers(sign, place));
+    all_have(sign, named) || matches!(&ts.from, TsFrom::Places(places) if places.iter().all(covered))
 }
 
 /// Whether the template signs what stands at the place.
 fn covers(sign: &Template, place: &Place) -> bool {
-    let whole = place.in_body() && sign.has(|piece| matches!(piece, Piece::Body));
-    let url = matches!(place, Place::Query(_)) && sign.has(|piece| matches!(piece, Piece::Url));
+    let whole = place.in_body() && sign.has_body();
+    let url = matches!(place, Place::Query(_)) && sign.has_url();
     let named = sign.places().any(|signed| signed.is(place));
     whole || url || named
 }

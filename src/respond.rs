@@ -189,6 +189,9 @@ fn failed(code: Code) -> Verdict {
         | Code::TimestampStale
         | Code::TimestampFuture
         | Code::SignedPartMissing
+        | Code::SignedOtherwise
+        | Code::BodyHashMismatch
+        | Code::BodyNotSigned
         | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),
         Code::HandshakeMalformed
         | Code::BatchMissing

@@ -3,18 +3,22 @@
 //! Invariant: what this makes, `verify` accepts and `identify` names as promised, since both read the scheme through
 //! the same code.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::header::HeaderMap;
 use http::{HeaderName, HeaderValue, Method};
 use jiff::Timestamp;
 
+use crate::error::Code;
 use crate::identify::event_id;
 use crate::parts::Parts;
 use crate::provider::place::Place;
-use crate::provider::signature::TsFrom;
-use crate::provider::template::{Piece, Template};
+use crate::provider::signature::{Algorithm, TagEncoding, TsFrom};
+use crate::provider::template::Template;
 use crate::provider::{Key, Kind, Scheme};
-use crate::verify::{signed_content, tag};
+use crate::verify::content::Inputs;
+use crate::verify::tag;
 
 /// A request that is to be signed.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +105,7 @@ fn add_time(scheme: &Scheme, draft: &Draft<'_>, headers: &mut HeaderMap) -> Resu
                     None if !rule.optional => {
                         Err("the timestamp of this scheme stands in the body: put it there".to_owned())
                     }
-                    found => Ok(found.map(std::borrow::Cow::into_owned)),
+                    found => Ok(found.map(Cow::into_owned)),
                 }
             }
             None => Ok(None),
@@ -111,8 +115,16 @@ fn add_time(scheme: &Scheme, draft: &Draft<'_>, headers: &mut HeaderMap) -> Resu
 
 /// Other headers that are signed (a nonce, say) get random text.
 fn add_signed_headers(scheme: &Scheme, headers: &mut HeaderMap) -> Result<(), String> {
-    let Kind::Hmac { sign, .. } = &scheme.kind else { return Ok(()) };
-    for name in sign.places().filter_map(Place::header) {
+    for (place, text) in &scheme.require {
+        if let Place::Header(name) = place {
+            add(headers, name, text)?;
+        }
+    }
+    for list in scheme.templates().iter().flat_map(Template::lists) {
+        let time = scheme.time_header().into_iter().map(HeaderName::as_str);
+        add(headers, list, &[list.as_str()].into_iter().chain(time).collect::<Vec<_>>().join(","))?;
+    }
+    for name in scheme.templates().iter().flat_map(Template::headers) {
         if !headers.contains_key(name) {
             add(headers, name, &fresh_id())?;
         }
@@ -131,8 +143,12 @@ fn add_signature(
         return Err("the signature of this scheme stands in the body: sign it there yourself".to_owned());
     };
     let value = match &scheme.kind {
-        Kind::Hmac { sign, .. } => hmac_text(scheme, sign, key, draft, time, headers)?,
+        Kind::Signed { algorithm, sign } => {
+            let mac = mac(scheme, (*algorithm, sign), key, draft, time, headers)?;
+            scheme.sig.encoding.encode(&mac)
+        }
         Kind::Token => token_text(key)?,
+        Kind::Basic => format!("Basic {}", TagEncoding::Base64.encode(token_text(key)?.as_bytes())),
     };
     let Some(labels) = &scheme.sig.labels else { return add(headers, name, &value) };
     let label = labels.names.first().map_or("", String::as_str);
@@ -146,24 +162,45 @@ fn add_signature(
     add(headers, name, &text)
 }
 
-fn hmac_text(
+/// In the first form that the request has all parts of.
+fn mac(
     scheme: &Scheme,
-    sign: &Template,
+    (algorithm, sign): (Algorithm, &[Template]),
     key: &Key,
     draft: &Draft<'_>,
     time: Option<&str>,
     headers: &HeaderMap,
-) -> Result<String, String> {
-    let key = key.as_hmac().ok_or("the key was not made for this scheme")?;
-    if draft.public_url.is_none() && sign.has(|piece| matches!(piece, Piece::Url)) {
+) -> Result<Vec<u8>, String> {
+    if draft.public_url.is_none() && scheme.signs_url() {
         return Err("this scheme signs the URL: give the public URL".to_owned());
     }
     let parts = parts(scheme, draft, headers);
     let id_header = scheme.event.ids.first().and_then(|rule| rule.header());
     let id = id_header.and_then(|name| headers.get(name)).and_then(|value| value.to_str().ok());
-    let content = signed_content(sign, &parts, time, id)
-        .map_err(|code| format!("a part that this scheme signs is not in the request ({})", code.as_str()))?;
-    Ok(scheme.sig.encoding.encode(tag(key, &content).as_ref()))
+    let (secret, time_header) = (key.as_token(), scheme.time_header());
+    let inputs = Inputs { parts: &parts, time, id, secret, time_header };
+    let mut missing = Code::SignedPartMissing;
+    for sign in sign {
+        match inputs.content(sign) {
+            Ok(content) => return mac_of(algorithm, key, &content),
+            Err(code) => missing = code,
+        }
+    }
+    Err(format!("a part that this scheme signs is not in the request ({})", missing.as_str()))
+}
+
+fn mac_of(algorithm: Algorithm, key: &Key, content: &[Cow<'_, [u8]>]) -> Result<Vec<u8>, String> {
+    match algorithm {
+        Algorithm::Hmac(_) => {
+            let key = key.as_hmac().ok_or("the key was not made for this scheme")?;
+            Ok(tag(key, content).as_ref().to_vec())
+        }
+        Algorithm::Hash(hash) => Ok(hash.digest(content.iter().map(AsRef::as_ref)).as_ref().to_vec()),
+        Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => {
+            Err("this provider signs with a private key that only it has: take one of its own requests"
+                .to_owned())
+        }
+    }
 }
 
 fn token_text(key: &Key) -> Result<String, String> {
@@ -194,7 +231,6 @@ mod tests {
 
     use crate::body::Received;
     use crate::config::Source;
-    use crate::error::Code;
     use crate::fixture::{now, scheme};
     use crate::identify::identify;
     use crate::verify::verify;
@@ -222,17 +258,21 @@ mod tests {
         Received { source: Arc::new(source), head, body: body.clone() }
     }
 
-    /// Those that are signed in a header, and over nothing but the request that the tests make.
+    /// Those that are signed in a header, with what is known here, and over nothing but the request that the tests
+    /// make.
     static PRESETS: LazyLock<Vec<Arc<Scheme>>> = LazyLock::new(|| {
         let schemes = Scheme::preset_names().iter().map(|name| Scheme::preset(name).unwrap());
-        schemes
-            .filter(|scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago")
-            .collect()
+        let signs = |scheme: &Scheme| match &scheme.kind {
+            Kind::Signed { algorithm, .. } => !algorithm.has_public_keys(),
+            Kind::Token | Kind::Basic => true,
+        };
+        let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago";
+        schemes.filter(|scheme| signs(scheme) && header(scheme)).collect()
     });
 
     /// A secret that the scheme can decode.
     fn key(scheme: &Scheme) -> Key {
-        scheme.key(SECRET).or_else(|_not_hex| scheme.key("00ff00ff00ff00ff")).unwrap()
+        [SECRET, "00ff00ff00ff00ff", "name:pass:word"].iter().find_map(|text| scheme.key(text).ok()).unwrap()
     }
 
     /// The id of the one event; none for a batch.
@@ -246,7 +286,8 @@ mod tests {
         for scheme in PRESETS.iter() {
             let name = &scheme.name;
             let body = Bytes::from(scheme.sample("4711", now()).unwrap());
-            assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{name}");
+            let form = body[0].is_ascii_alphabetic();
+            assert!(form || serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "{name}");
             let key = key(scheme);
             let fresh = sign(scheme, &key, &draft(&body, None)).unwrap();
             if scheme.never_dedupes() {
@@ -315,8 +356,28 @@ mod tests {
 
     /// The preset's sample, with free text in it.
     fn body_with(scheme: &Scheme, text: &str) -> Bytes {
-        let text = serde_json::Value::from(text);
-        scheme.sample("e1", now()).unwrap().replacen('{', &format!("{{\"free text\":{text},"), 1).into()
+        let sample = scheme.sample("e1", now()).unwrap();
+        if sample.contains('{') {
+            let text = serde_json::Value::from(text);
+            return sample.replacen('{', &format!("{{\"free text\":{text},"), 1).into();
+        }
+        let mut form = form_urlencoded::Serializer::new(sample);
+        // Which stands for bytes that are not UTF-8, and is refused.
+        form.append_pair("free text", &text.replace(char::REPLACEMENT_CHARACTER, "")).finish().into()
+    }
+
+    /// The fields of a form in the order in which they are signed; of anything else its bytes.
+    fn fields(body: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
+        if matches!(body.first(), Some(b'{' | b'[')) {
+            return vec![(body.to_vec(), Vec::new())];
+        }
+        let decoded = form_urlencoded::parse(body);
+        let mut fields: Vec<_> = decoded
+            .map(|(name, value)| (name.into_owned().into_bytes(), value.into_owned().into_bytes()))
+            .collect();
+        fields.sort();
+        fields.dedup();
+        fields
     }
 
     /// Headers whose every byte decides: those that are signed, and the signature.
@@ -340,15 +401,19 @@ mod tests {
         #[test]
         fn an_altered_body_is_refused(which: Index, text: String, at: Index, flip in 1_u8..) {
             let scheme = which.get(&PRESETS);
-            prop_assume!(matches!(scheme.kind, Kind::Hmac { .. }));
+            prop_assume!(scheme.templates().iter().any(Template::has_body));
             let key = key(scheme);
             let body = body_with(scheme, &text);
             let signed = sign(scheme, &key, &draft(&body, None)).unwrap();
             let mut altered = body.to_vec();
             let at = at.index(altered.len());
             altered[at] ^= flip;
+            // Of a form, the decoded fields are signed.
+            prop_assume!(fields(&body) != fields(&altered));
             let received = request(scheme, &key, &signed.headers, &altered.into());
-            prop_assert_eq!(verify(received, now()).map(drop), Err(Code::SignatureMismatch));
+            let refused = verify(received, now()).map(drop).unwrap_err();
+            let codes = [Code::SignatureMismatch, Code::SignedPartMissing, Code::BodyNotSigned];
+            prop_assert!(codes.contains(&refused));
         }
 
         #[test]

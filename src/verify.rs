@@ -4,6 +4,8 @@
 //! The check is over the raw bytes, compares decoded signatures in constant time, reads no clock, does no I/O and
 //! has no way to panic. What decides (algorithm, labels, places) is the scheme's; nothing in the request chooses.
 
+pub(crate) mod content;
+
 use std::borrow::Cow;
 
 use http::HeaderMap;
@@ -14,14 +16,19 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use crate::body::Received;
 use crate::config::{Source, Tolerance};
 use crate::error::Code;
-use crate::parts::{Fault, Parts};
+use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Place;
-use crate::provider::signature::{Hash, Labels, SigRule, Stamp, Tag, TsFrom, TsRule, Unit};
-use crate::provider::template::{Piece, Template};
-use crate::provider::{Key, Kind, Scheme};
+use crate::provider::signature::{
+    Algorithm, BodyHash, Hash, Labels, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
+};
+use crate::provider::template::Template;
+use crate::provider::{Every, Key, Kind, Scheme};
+use content::Inputs;
 
 /// Most signatures that one request may offer. A rotation needs two or three; each costs a comparison.
 const CANDIDATES_MAX: usize = 32;
+/// Most of those made with a private key, which cost a hundred times as much.
+const PUBLIC_CANDIDATES_MAX: usize = 8;
 
 /// A request whose signature is right. Only [`verify`] makes one.
 #[derive(Debug)]
@@ -61,27 +68,62 @@ pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
 }
 
 /// The secret that matched, and the id rule whose header was signed.
-fn check(received: &Received, now: Timestamp) -> Result<(usize, Option<usize>), Code> {
+type Checked = (usize, Option<usize>);
+
+fn check(received: &Received, now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers)?;
-    let parts = Parts::of(received, &scheme.signed);
-    let texts = signature_texts(&scheme.sig, &parts)?;
+    match &scheme.every {
+        None => check_parts(source, &Parts::of(received, &scheme.signed), now),
+        Some(every) => check_every(source, every, received, now),
+    }
+}
+
+/// Each item by itself, so that none comes in beside one that is signed.
+fn check_every(source: &Source, every: &Every, received: &Received, now: Timestamp) -> Result<Checked, Code> {
+    let items = parts::list(&received.body, &every.pointers, every.items).or(Err(Code::SignatureMissing))?;
+    if items.len() > source.batch_items_max {
+        return Err(Code::BatchTooLarge);
+    }
+    let mut first = None;
+    for item in items {
+        let parts = Parts::item(received, item.get().as_bytes(), &source.scheme.signed);
+        let checked = check_parts(source, &parts, now)?;
+        first.get_or_insert(checked);
+    }
+    first.ok_or(Code::SignatureMissing)
+}
+
+fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Checked, Code> {
+    let scheme = source.scheme.as_ref();
+    let texts = signature_texts(&scheme.sig, parts)?;
     let candidates = candidates(&scheme.sig, &texts)?;
+    for (place, wanted) in &scheme.require {
+        if !matches!(parts.read(place), Ok(Some(text)) if text == wanted.as_str()) {
+            return Err(Code::SignedOtherwise);
+        }
+    }
     let time = match &scheme.ts {
-        Some(rule) => timestamp(rule, &scheme.sig, &parts, &texts)?,
+        Some(rule) => timestamp(rule, &scheme.sig, parts, &texts)?,
         None => None,
     };
     let stamp = stamp(scheme, time.as_deref())?;
-    let id = if scheme.signs_id() { Some(signed_id(scheme, &parts)?) } else { None };
+    let id = if scheme.signs_id() { Some(signed_id(scheme, parts)?) } else { None };
     let key = match &scheme.kind {
-        Kind::Hmac { hash, sign } => {
-            let tags = decode(&scheme.sig, *hash, &candidates)?;
-            let id_text = id.as_ref().map(|(_, text)| text.as_ref());
-            let content = signed_content(sign, &parts, time.as_deref(), id_text)?;
-            check_tags(&source.keys, &content, &tags)?
+        Kind::Signed { algorithm, sign } => {
+            let id = id.as_ref().map(|(_, text)| text.as_ref());
+            let time_header = scheme.time_header();
+            let inputs = Inputs { parts, time: time.as_deref(), id, secret: None, time_header };
+            let body_hash = body_hash(scheme.body_hash.as_ref(), parts)?;
+            let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash };
+            signed.check(&source.keys, &scheme.sig, &candidates)?
         }
-        Kind::Token => check_token(&source.keys, &candidates)?,
+        Kind::Token => check_token(&source.keys, candidates.iter().map(|text| text.as_bytes()))?,
+        Kind::Basic => {
+            let given: Vec<_> = candidates.iter().filter_map(|text| credentials(text)).collect();
+            check_token(&source.keys, given.iter().map(Vec::as_slice))?
+        }
     };
     check_age(source, stamp, now)?;
     Ok((key, id.as_ref().map(|(rule, _)| *rule)))
@@ -120,7 +162,7 @@ pub(crate) fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Re
     for item in texts.iter().flat_map(|text| rule.items(text)) {
         let value = match &rule.labels {
             None => Some(item),
-            Some(labels) => labelled(labels, item, |label| labels.names.iter().any(|name| name == label)),
+            Some(labels) => labelled(labels, item, |label| labels.have(label)),
         };
         if found.len() == CANDIDATES_MAX && value.is_some() {
             return Err(Code::SignatureMalformed);
@@ -139,7 +181,7 @@ fn labelled<'t>(labels: &Labels, item: &'t str, wanted: impl Fn(&str) -> bool) -
 pub(crate) fn timestamp<'t>(
     rule: &TsRule,
     sig: &'t SigRule,
-    parts: &Parts<'t>,
+    parts: &'t Parts<'_>,
     texts: &'t [Cow<'_, str>],
 ) -> Result<Option<Cow<'t, str>>, Code> {
     let text = match &rule.from {
@@ -203,46 +245,98 @@ pub(crate) fn signed_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<(usize
     Err(Code::SignedPartMissing)
 }
 
-/// The signed bytes, as the slices that they are made of: a large body is never copied.
-pub(crate) fn signed_content<'t>(
-    sign: &'t Template,
-    parts: &Parts<'t>,
-    time: Option<&'t str>,
-    id: Option<&'t str>,
-) -> Result<Vec<Cow<'t, [u8]>>, Code> {
-    let mut content = Vec::with_capacity(sign.pieces.len() + 1);
-    for piece in &sign.pieces {
-        let bytes = match piece {
-            Piece::Literal(text) => Cow::Borrowed(text.as_bytes()),
-            Piece::Body => Cow::Borrowed(parts.body),
-            Piece::Timestamp => Cow::Borrowed(time.ok_or(Code::TimestampMissing)?.as_bytes()),
-            Piece::Id => Cow::Borrowed(id.ok_or(Code::SignedPartMissing)?.as_bytes()),
-            Piece::Method => Cow::Borrowed(parts.method.as_str().as_bytes()),
-            Piece::Url => {
-                let base = parts.public_url.ok_or(Code::SignedPartMissing)?;
-                content.push(Cow::Borrowed(base.as_bytes()));
-                Cow::Borrowed(parts.path.as_bytes())
+/// What the body hashes to, as far as the request says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hashed {
+    /// The scheme has no such thing.
+    NotSaid,
+    /// The request does not say it.
+    Absent,
+    /// It says it, and it is so.
+    Right,
+}
+
+fn body_hash(rule: Option<&BodyHash>, parts: &Parts<'_>) -> Result<Hashed, Code> {
+    let Some(rule) = rule else { return Ok(Hashed::NotSaid) };
+    match parts.read(&rule.from) {
+        Ok(None) => Ok(Hashed::Absent),
+        Ok(Some(text)) => {
+            let said = rule.encoding.decode(&text, rule.hash);
+            let is = rule.hash.digest([parts.body]);
+            let right = said.is_some_and(|said| said.as_bytes().ct_eq(is.as_ref()).into());
+            if right { Ok(Hashed::Right) } else { Err(Code::BodyHashMismatch) }
+        }
+        Err(_) => Err(Code::BodyHashMismatch),
+    }
+}
+
+/// What was signed, in one of the forms that there are of it, and how.
+struct Signed<'t, 'p> {
+    algorithm: Algorithm,
+    sign: &'t [Template],
+    inputs: Inputs<'t, 'p>,
+    body_hash: Hashed,
+}
+
+impl Signed<'_, '_> {
+    /// Which key made one of the signatures. Every key is tried on every one, so that the time taken does not tell
+    /// which one matched.
+    fn check(&self, keys: &[Key], rule: &SigRule, candidates: &[&str]) -> Result<usize, Code> {
+        match self.algorithm {
+            Algorithm::Hmac(hash) => {
+                let tags = decode(rule, hash, candidates)?;
+                self.matching(keys, |key, content, matched| {
+                    let Some(expected) = key.as_hmac().map(|key| tag(key, content)) else { return };
+                    matched.add_tags(expected.as_ref(), &tags);
+                })
             }
-            Piece::Text(place) => bytes(signed_text(parts, place)?),
-            Piece::Lower(place) => Cow::Owned(signed_text(parts, place)?.to_lowercase().into_bytes()),
-        };
-        content.push(bytes);
+            Algorithm::Hash(hash) => {
+                let tags = decode(rule, hash, candidates)?;
+                self.matching(keys, |_, content, matched| {
+                    matched.add_tags(hash.digest(content.iter().map(AsRef::as_ref)).as_ref(), &tags);
+                })
+            }
+            Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => {
+                let signatures = decode_any(rule, candidates)?;
+                self.matching(keys, |key, content, matched| {
+                    let Some(key) = key.as_public() else { return };
+                    let content = content.concat();
+                    let verifies = |text: &Vec<u8>| key.verifies(self.algorithm, &content, text);
+                    matched.add(u8::from(signatures.iter().any(verifies)).into());
+                })
+            }
+        }
     }
-    Ok(content)
-}
 
-fn signed_text<'a>(parts: &Parts<'a>, place: &Place) -> Result<Cow<'a, str>, Code> {
-    match parts.read(place) {
-        Ok(Some(text)) => Ok(text),
-        Err(Fault::Twice) => Err(Code::HeaderRepeated),
-        Ok(None) | Err(_) => Err(Code::SignedPartMissing),
-    }
-}
-
-fn bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
-    match text {
-        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    /// The key for which some form matches; a form of which a part is missing is passed over.
+    fn matching(
+        &self,
+        keys: &[Key],
+        compare: impl Fn(&Key, &[Cow<'_, [u8]>], &mut Matching<'_>),
+    ) -> Result<usize, Code> {
+        let mut matched = Match::default();
+        let mut nothing = None;
+        for sign in self.sign {
+            if self.body_hash == Hashed::Absent && !sign.has_body() {
+                nothing = Some(Code::BodyNotSigned);
+                continue;
+            }
+            for (index, key) in (0..).zip(keys) {
+                let secret = key.as_token();
+                match (Inputs { secret, ..self.inputs }).content(sign) {
+                    Ok(content) => compare(key, &content, &mut Matching { matched: &mut matched, index }),
+                    Err(code) => {
+                        nothing = Some(code);
+                        break;
+                    }
+                }
+            }
+        }
+        match (matched.key(), nothing) {
+            // No form could be put together at all.
+            (Err(_), Some(code)) if matched.compared == 0 => Err(code),
+            (key, _) => key,
+        }
     }
 }
 
@@ -253,17 +347,28 @@ fn decode(rule: &SigRule, hash: Hash, candidates: &[&str]) -> Result<Vec<Tag>, C
     if tags.is_empty() { Err(Code::SignatureMalformed) } else { Ok(tags) }
 }
 
+/// The signatures that were made with a private key; what is no such thing is skipped.
+fn decode_any(rule: &SigRule, candidates: &[&str]) -> Result<Vec<Vec<u8>>, Code> {
+    if candidates.len() > PUBLIC_CANDIDATES_MAX {
+        return Err(Code::SignatureMalformed);
+    }
+    let found: Vec<_> = candidates.iter().filter_map(|text| rule.encoding.decode_any(text)).collect();
+    if found.is_empty() { Err(Code::SignatureMalformed) } else { Ok(found) }
+}
+
 /// Which key matched, found without a branch on what matched.
 #[derive(Default)]
 struct Match {
     right: u8,
     key: u64,
+    compared: usize,
 }
 
 impl Match {
     fn add(&mut self, key: u64, equal: Choice) {
         self.key.conditional_assign(&key, equal);
         self.right |= equal.unwrap_u8();
+        self.compared += 1;
     }
 
     fn key(&self) -> Result<usize, Code> {
@@ -274,16 +379,22 @@ impl Match {
     }
 }
 
-/// Every key is tried on every candidate, so that the time taken does not tell which one matched.
-fn check_tags(keys: &[Key], content: &[Cow<'_, [u8]>], tags: &[Tag]) -> Result<usize, Code> {
-    let mut matched = Match::default();
-    for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_hmac()?))) {
-        let expected = tag(key, content);
+/// The match of one key.
+struct Matching<'m> {
+    matched: &'m mut Match,
+    index: u64,
+}
+
+impl Matching<'_> {
+    fn add(&mut self, equal: Choice) {
+        self.matched.add(self.index, equal);
+    }
+
+    fn add_tags(&mut self, expected: &[u8], tags: &[Tag]) {
         for tag in tags {
-            matched.add(index, expected.as_ref().ct_eq(tag.as_bytes()));
+            self.add(expected.ct_eq(tag.as_bytes()));
         }
     }
-    matched.key()
 }
 
 /// The signature of the content.
@@ -295,14 +406,24 @@ pub(crate) fn tag(key: &hmac::Key, content: &[Cow<'_, [u8]>]) -> hmac::Tag {
     signer.sign()
 }
 
-fn check_token(keys: &[Key], candidates: &[&str]) -> Result<usize, Code> {
+fn check_token<'c>(keys: &[Key], given: impl Iterator<Item = &'c [u8]>) -> Result<usize, Code> {
+    let given: Vec<_> = given.collect();
     let mut matched = Match::default();
     for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_token()?))) {
-        for candidate in candidates {
-            matched.add(index, key.ct_eq(candidate.as_bytes()));
+        for given in &given {
+            matched.add(index, key.ct_eq(given));
         }
     }
     matched.key()
+}
+
+/// `name:password` of `Basic …`; `None` if it is something else.
+fn credentials(text: &str) -> Option<Vec<u8>> {
+    let (scheme, given) = text.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    TagEncoding::Base64.decode_any(given.trim_start())
 }
 
 /// Both ways, inclusive. The last check: a stale time that is reported belongs to a real signature, so it means a

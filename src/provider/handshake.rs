@@ -9,7 +9,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use crate::json::Pointers;
 use crate::provider::Kind;
 use crate::provider::place::Place;
-use crate::provider::signature::TagEncoding;
+use crate::provider::signature::{Algorithm, TagEncoding};
 use crate::provider::template::{Piece, Template};
 use crate::settings::Table;
 
@@ -90,13 +90,14 @@ impl Handshakes {
         };
         if handshakes.list.iter().any(hmac) {
             match kind {
-                Some(Kind::Hmac { sign, .. }) => {
-                    handshakes.signs_bare_tokens = signs_bare_tokens(table, sign);
+                Some(Kind::Signed { algorithm: Algorithm::Hmac(_), sign }) => {
+                    let bare = |sign: &Template| signs_bare_tokens(table, sign);
+                    handshakes.signs_bare_tokens = sign.iter().any(bare);
                 }
-                Some(Kind::Token) => {
+                Some(_) => {
                     table.error(
                         "handshake",
-                        "{hmac-…} in an answer needs kind = \"hmac\": a token signs nothing",
+                        "{hmac-…} in an answer needs kind = \"hmac\": nothing else signs for us",
                     );
                 }
                 None => {}
@@ -340,7 +341,11 @@ mod tests {
             ("{hmac-hex:query:c}", "{hmac-hex:json:/c}", "a GET has no body"),
             ("{hmac-hex:query:c}", "{query:}", "lacks a name"),
             ("{hmac-hex:query:c}\"}", "{query:c", "no closing brace"),
-            ("kind = \"hmac\"\n        sign = \"v0:{body}\"", "kind = \"token\"", "a token signs nothing"),
+            (
+                "kind = \"hmac\"\n        sign = \"v0:{body}\"",
+                "kind = \"token\"",
+                "nothing else signs for us",
+            ),
             ("\"v0:{body}\"", "\"{json:/a}\"", "would sign whatever this scheme signs"),
         ] {
             assert!(GOOD.contains(good), "{good}");

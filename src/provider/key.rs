@@ -9,11 +9,14 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use ring::hmac;
+use unicode_normalization::UnicodeNormalization as _;
 
+use super::public_key::PublicKey;
+use super::signature::{Algorithm, Hash};
 use crate::settings::Table;
 
 /// Providers print secrets without padding and with stray low bits; their own libraries take both.
-const LENIENT: GeneralPurpose = GeneralPurpose::new(
+pub(super) const LENIENT: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
         .with_decode_allow_trailing_bits(true)
@@ -31,6 +34,7 @@ pub struct Key {
 enum Inner {
     Hmac(hmac::Key),
     Token(Arc<[u8]>),
+    Public(PublicKey),
 }
 
 impl Key {
@@ -40,6 +44,10 @@ impl Key {
 
     pub(crate) fn token(bytes: &[u8]) -> Self {
         Self { inner: Inner::Token(bytes.into()), note: None }
+    }
+
+    pub(crate) fn public(key: PublicKey) -> Self {
+        Self { inner: Inner::Public(key), note: None }
     }
 
     /// The key, with what is odd about the secret that it was made of.
@@ -55,14 +63,21 @@ impl Key {
     pub(crate) fn as_hmac(&self) -> Option<&hmac::Key> {
         match &self.inner {
             Inner::Hmac(key) => Some(key),
-            Inner::Token(_) => None,
+            Inner::Token(_) | Inner::Public(_) => None,
         }
     }
 
     pub(crate) fn as_token(&self) -> Option<&[u8]> {
         match &self.inner {
             Inner::Token(bytes) => Some(bytes),
-            Inner::Hmac(_) => None,
+            Inner::Hmac(_) | Inner::Public(_) => None,
+        }
+    }
+
+    pub(crate) fn as_public(&self) -> Option<&PublicKey> {
+        match &self.inner {
+            Inner::Public(key) => Some(key),
+            Inner::Hmac(_) | Inner::Token(_) => None,
         }
     }
 }
@@ -79,10 +94,13 @@ pub(crate) struct KeyRule {
     encoding: Encoding,
     strip_prefix: Option<String>,
     raw_without_prefix: bool,
+    nfkd: bool,
+    hash: Option<Hash>,
 }
 
+/// How the bytes of a key are written.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
+pub(super) enum Encoding {
     #[default]
     Utf8,
     Base64,
@@ -105,8 +123,13 @@ impl KeyRule {
                 "needs strip_prefix: it says what to do with secrets that lack it",
             );
         }
+        let nfkd = table.choice("normalize", &[("nfkd", true)]).unwrap_or(false);
+        if nfkd && encoding != Encoding::Utf8 {
+            table.error("normalize", "is for secrets that are text: drop it, or encoding");
+        }
+        let hash = table.choice("hash", Hash::CHOICES);
         table.finish();
-        Self { encoding, strip_prefix, raw_without_prefix }
+        Self { encoding, strip_prefix, raw_without_prefix, nfkd, hash }
     }
 
     /// The key's bytes; the length is checked after decoding, since a prefix alone decodes to nothing.
@@ -120,6 +143,13 @@ impl KeyRule {
         if secret.trim() != secret {
             return Err("the secret starts or ends with white space: cut it, it was hardly meant".to_owned());
         }
+        let normal: String;
+        let secret = if self.nfkd {
+            normal = secret.nfkd().collect();
+            normal.as_str()
+        } else {
+            secret
+        };
         let stripped = self.strip_prefix.as_ref().and_then(|prefix| secret.strip_prefix(prefix.as_str()));
         let encoding = match stripped {
             None if self.raw_without_prefix => Encoding::Utf8,
@@ -134,7 +164,19 @@ impl KeyRule {
         if bytes.is_empty() {
             return Err(self.nothing_left());
         }
-        Ok(bytes)
+        Ok(match self.hash {
+            Some(hash) => hash.digest([bytes.as_slice()]).as_ref().to_vec(),
+            None => bytes,
+        })
+    }
+
+    /// A public key for signatures of that kind.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn decode_public(&self, algorithm: Algorithm, text: &str) -> Result<PublicKey, String> {
+        let stripped = self.strip_prefix.as_ref().and_then(|prefix| text.strip_prefix(prefix.as_str()));
+        PublicKey::parse(algorithm, self.encoding, stripped.unwrap_or(text))
     }
 
     /// What is odd about a secret's form.

@@ -11,14 +11,47 @@ use crate::settings::Table;
 use super::handshake::Handshakes;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
-use super::signature::{Hash, SigRule, TsFrom, TsRule};
+use super::signature::{Algorithm, BodyHash, Hash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
-use super::{BatchRules, DigestRule, EventRules, Facts, Kind, Scheme, covers, signs_id, signs_time};
+use super::{
+    BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, all_have, covers, signs_id, signs_time,
+};
 
-#[derive(Clone, Copy)]
+/// Most forms of what is signed: each costs a computation.
+const FORMS_MAX: usize = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum KindName {
     Hmac,
+    Hash,
+    Ed25519,
+    EcdsaP256,
+    RsaPkcs1,
     Token,
+    Basic,
+}
+
+impl KindName {
+    const CHOICES: &[(&str, Self)] = &[
+        ("hmac", Self::Hmac),
+        ("hash", Self::Hash),
+        ("token", Self::Token),
+        ("basic", Self::Basic),
+        ("ed25519", Self::Ed25519),
+        ("ecdsa-p256", Self::EcdsaP256),
+        ("rsa-pkcs1", Self::RsaPkcs1),
+    ];
+
+    fn algorithm(self, hash: Hash) -> Option<Algorithm> {
+        match self {
+            Self::Hmac => Some(Algorithm::Hmac(hash)),
+            Self::Hash => Some(Algorithm::Hash(hash)),
+            Self::Ed25519 => Some(Algorithm::Ed25519),
+            Self::EcdsaP256 => Some(Algorithm::EcdsaP256(hash)),
+            Self::RsaPkcs1 => Some(Algorithm::RsaPkcs1(hash)),
+            Self::Token | Self::Basic => None,
+        }
+    }
 }
 
 /// Reading a scheme table.
@@ -27,24 +60,13 @@ impl Scheme {
     /// an error.
     pub fn read(name: &str, mut table: Table) -> Option<Self> {
         let mut signed = Pointers::default();
-        let kind = table.choice("kind", &[("hmac", KindName::Hmac), ("token", KindName::Token)]);
-        if !table.has("kind") {
-            table.error("kind", "is missing: give \"hmac\" or \"token\"");
-        }
-        let kind = match kind {
-            Some(KindName::Hmac) => read_hmac(&mut table, &mut signed),
-            Some(KindName::Token) => Some(read_token(&mut table)),
-            None => skip_kind(&mut table),
-        };
+        let kind = read_kind(&mut table, &mut signed);
         let key = table.table("key").map(KeyRule::read).unwrap_or_default();
-        let sig = table.table("sig").and_then(|sig| SigRule::read(sig, &mut signed));
-        if !table.has("sig") {
-            table.error(
-                "sig",
-                "is missing: say where the signature stands, e.g. { from = \"header:X-Signature\" }",
-            );
-        }
+        let sig = read_sig(&mut table, kind.as_ref(), &mut signed);
         let ts = table.table("ts").and_then(|ts| TsRule::read(ts, &mut signed));
+        let body_hash = table.table("body_hash").and_then(|rule| BodyHash::read(rule, &mut signed));
+        let require = read_require(&mut table, &mut signed);
+        let every = Every::read(&mut table);
         let batch = table.table("batch").map(BatchRules::read);
         let event = EventRules::read(&mut table, batch.is_some());
         let handshakes = Handshakes::read(&mut table, kind.as_ref());
@@ -58,45 +80,141 @@ impl Scheme {
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
         facts.id_signed = id_signed.unwrap_or_else(|| covers_ids(&kind, &event, batch.is_some()));
         table.finish();
-        let once = once(&kind, &sig, ts.as_ref(), &event);
+        let once = once(&kind, &sig, ts.as_ref(), &require, &event);
         let name = name.to_owned();
-        Some(Self { name, facts, kind, key, sig, ts, signed, once, event, batch, handshakes, sample })
+        Some(Self {
+            name,
+            facts,
+            kind,
+            key,
+            sig,
+            ts,
+            body_hash,
+            require,
+            every,
+            signed,
+            once,
+            event,
+            batch,
+            handshakes,
+            sample,
+        })
     }
 }
 
-fn read_hmac(table: &mut Table, signed: &mut Pointers) -> Option<Kind> {
+fn read_kind(table: &mut Table, signed: &mut Pointers) -> Option<Kind> {
+    let name = table.choice("kind", KindName::CHOICES);
+    if !table.has("kind") {
+        let names: Vec<_> = KindName::CHOICES.iter().map(|(name, _)| format!("{name:?}")).collect();
+        table.error("kind", format!("is missing: give {}", names.join(", ")));
+    }
+    match name {
+        Some(KindName::Token) => Some(read_unsigned(table, "token", Kind::Token)),
+        Some(KindName::Basic) => Some(read_unsigned(table, "basic", Kind::Basic)),
+        Some(name) => read_signed(table, name, signed),
+        None => skip_kind(table),
+    }
+}
+
+fn read_signed(table: &mut Table, name: KindName, signed: &mut Pointers) -> Option<Kind> {
     let hash = table.choice("hash", Hash::CHOICES);
     let hash = if table.has("hash") { hash } else { Some(Hash::Sha256) };
-    let Some(text) = table.text("sign") else {
-        if !table.has("sign") {
-            table.error("sign", "is missing: the template of the signed bytes, e.g. \"{ts}.{body}\"");
+    if name == KindName::Ed25519 && table.has("hash") {
+        table.error("hash", "means nothing with kind = \"ed25519\": drop it");
+    }
+    let algorithm = name.algorithm(hash?)?;
+    if algorithm.has_public_keys() && algorithm.verification().is_none() {
+        table.error("hash", "is not available with this kind: use \"sha256\"");
+    }
+    let texts = table.texts("sign").unwrap_or_default();
+    if texts.is_empty() {
+        table.error("sign", "is missing: the template of the signed bytes, e.g. \"{ts}.{body}\"");
+    }
+    if texts.len() > FORMS_MAX {
+        table.error("sign", format!("{} forms, and {FORMS_MAX} are the limit", texts.len()));
+    }
+    let mut sign = Vec::with_capacity(texts.len());
+    for text in &texts {
+        match Template::parse(text, signed) {
+            Ok(template) => sign.push(template),
+            Err(message) => table.error("sign", message),
         }
-        return None;
-    };
-    match Template::parse(&text, signed) {
-        Ok(sign) => Some(Kind::Hmac { hash: hash?, sign }),
-        Err(message) => {
-            table.error("sign", message);
-            None
-        }
+    }
+    let complete = !sign.is_empty() && sign.len() == texts.len();
+    let kind = Kind::Signed { algorithm, sign };
+    check_secret(table, &kind, algorithm);
+    complete.then_some(kind)
+}
+
+/// A plain hash proves nothing unless the secret is in it, and no other signature needs the secret there.
+fn check_secret(table: &Table, kind: &Kind, algorithm: Algorithm) {
+    let has = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Secret));
+    let hash = matches!(algorithm, Algorithm::Hash(_));
+    if hash && !kind.templates().iter().all(has) {
+        table.error("sign", "lacks {secret}: without it anybody could make such a hash");
+    }
+    if !hash && kind.templates().iter().any(has) {
+        table.error("sign", "{secret} is for kind = \"hash\": other kinds use the secret as the key");
     }
 }
 
 /// Asks for the keys of every kind, so that beside a wrong kind they are not called unknown as well.
 fn skip_kind(table: &mut Table) -> Option<Kind> {
-    for key in ["hash", "sign"] {
-        table.text(key);
-    }
+    table.text("hash");
+    table.texts("sign");
     None
 }
 
-fn read_token(table: &mut Table) -> Kind {
-    for key in ["hash", "sign"] {
-        if table.text(key).is_some() {
-            table.error(key, "means nothing with kind = \"token\", which signs nothing: drop it");
+fn read_unsigned(table: &mut Table, name: &str, kind: Kind) -> Kind {
+    for key in ["hash", "sign", "body_hash"] {
+        if table.has(key) {
+            let message = format!("means nothing with kind = {name:?}, which signs nothing: drop it");
+            table.error(key, message);
+        }
+        table.texts(key);
+    }
+    kind
+}
+
+/// Basic authentication has its place.
+fn read_sig(table: &mut Table, kind: Option<&Kind>, signed: &mut Pointers) -> Option<SigRule> {
+    if matches!(kind, Some(Kind::Basic)) && !table.has("sig") {
+        return Some(SigRule::of_header(http::header::AUTHORIZATION));
+    }
+    if !table.has("sig") {
+        table.error(
+            "sig",
+            "is missing: say where the signature stands, e.g. { from = \"header:X-Signature\" }",
+        );
+    }
+    table.table("sig").and_then(|sig| SigRule::read(sig, signed))
+}
+
+/// `require = { "header:X-Version" = "1" }`
+fn read_require(table: &mut Table, signed: &mut Pointers) -> Vec<(Place, String)> {
+    let mut require = Vec::new();
+    for (name, text) in table.named_texts("require") {
+        match Place::parse(&name, signed) {
+            Ok(place) => require.push((place, text.value)),
+            Err(message) => table.error_at("require", &text.place, message),
         }
     }
-    Kind::Token
+    require
+}
+
+impl Every {
+    /// Reads `every`: the pointer to a list.
+    fn read(table: &mut Table) -> Option<Self> {
+        let text = table.text("every")?;
+        let mut pointers = Pointers::default();
+        match Pointer::parse(&text).and_then(|pointer| pointers.add(&pointer)) {
+            Ok(items) => Some(Self { pointers, items }),
+            Err(message) => {
+                table.error("every", message);
+                None
+            }
+        }
+    }
 }
 
 impl BatchRules {
@@ -255,27 +373,31 @@ fn check_relations(table: &Table, kind: &Kind, sig: &SigRule, ts: Option<&TsRule
             table.error("ts", format!("from = \"sig:{label}\": the same label cannot be a signature's"));
         }
     }
-    match kind {
-        Kind::Token if ts.is_some() => {
-            table.error("ts", "a token signs no timestamp, so checking one proves nothing: drop it");
-        }
-        Kind::Token => {}
-        Kind::Hmac { sign, .. } => check_template(table, sign, ts, event),
+    if kind.sends_secret() && ts.is_some() {
+        table.error("ts", "a token signs no timestamp, so checking one proves nothing: drop it");
     }
+    check_templates(table, kind.templates(), ts, event);
 }
 
-fn check_template(table: &Table, sign: &Template, ts: Option<&TsRule>, event: &EventRules) {
-    if sign.has(|piece| matches!(piece, Piece::Timestamp)) {
-        match ts {
-            None => table.error("sign", "{ts} needs the table ts, which says where the timestamp stands"),
-            Some(ts) if ts.optional => {
-                table.error("ts", "optional = true cannot be, since {ts} in sign needs the timestamp");
-            }
-            Some(_) => {}
+fn check_templates(table: &Table, sign: &[Template], ts: Option<&TsRule>, event: &EventRules) {
+    if sign.is_empty() {
+        return;
+    }
+    let with_time = sign.iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Timestamp)));
+    match ts {
+        None if with_time => {
+            table.error("sign", "{ts} needs the table ts, which says where the timestamp stands");
         }
-    } else if let Some(TsRule { from: TsFrom::Label(_), .. }) = ts {
-        table
-            .error("sign", "lacks {ts}: a timestamp beside the signature proves nothing unless it is signed");
+        Some(ts) if with_time && ts.optional => {
+            table.error("ts", "optional = true cannot be, since {ts} in sign needs the timestamp");
+        }
+        Some(TsRule { from: TsFrom::Label(_), .. }) if !with_time => {
+            table.error(
+                "sign",
+                "lacks {ts}: a timestamp beside the signature proves nothing unless it is signed",
+            );
+        }
+        _ => {}
     }
     if ts.is_some_and(|ts| ts.tolerance != Tolerance::Off && !signs_time(sign, ts)) {
         table.warning("ts", "the timestamp is not part of what is signed, so its check proves nothing");
@@ -285,38 +407,41 @@ fn check_template(table: &Table, sign: &Template, ts: Option<&TsRule>, event: &E
         table
             .error("sign", "{id} needs id rules that are each one header, e.g. id = [\"header:webhook-id\"]");
     }
-    if sign.places().any(|place| matches!(place, Place::BodySha256)) {
+    let hashed = |sign: &Template| sign.places().any(|place| matches!(place, Place::BodySha256));
+    if sign.iter().any(hashed) {
         table.error("sign", "\"body:sha256\" cannot be signed: use {body}");
     }
 }
 
 fn covers_ids(kind: &Kind, event: &EventRules, batch: bool) -> bool {
-    let Kind::Hmac { sign, .. } = kind else { return false };
+    let sign = kind.templates();
     if batch {
-        return sign.has(|piece| matches!(piece, Piece::Body));
+        return all_have(sign, Template::has_body);
     }
-    let covered = |rule: &Rule| rule.places.iter().all(|place| covers(sign, place));
+    let covered = |rule: &Rule| rule.places.iter().all(|place| all_have(sign, |sign| covers(sign, place)));
     signs_id(sign) || (!event.ids.is_empty() && event.ids.iter().all(covered))
 }
 
-fn once(kind: &Kind, sig: &SigRule, ts: Option<&TsRule>, event: &EventRules) -> Vec<HeaderName> {
-    let mut once: Vec<HeaderName> = Vec::new();
+fn once(
+    kind: &Kind,
+    sig: &SigRule,
+    ts: Option<&TsRule>,
+    require: &[(Place, String)],
+    event: &EventRules,
+) -> Vec<HeaderName> {
     let signatures = sig.from.iter().filter(|_| !sig.repeat);
     let times = ts.map_or(&[] as &[Place], |ts| match &ts.from {
         TsFrom::Places(places) => places,
         TsFrom::Label(_) => &[],
     });
-    once.extend(signatures.chain(times).filter_map(Place::header).cloned());
-    if let Kind::Hmac { sign, .. } = kind {
-        once.extend(sign.places().filter_map(Place::header).cloned());
-        if signs_id(sign) {
-            once.extend(event.ids.iter().filter_map(Rule::header).cloned());
-        }
-    }
-    let mut unique = Vec::with_capacity(once.len());
-    for name in once {
-        if !unique.contains(&name) {
-            unique.push(name);
+    let required = require.iter().map(|(place, _)| place);
+    let places = signatures.chain(times).chain(required).filter_map(Place::header);
+    let signed = kind.templates().iter().flat_map(Template::headers);
+    let ids = event.ids.iter().filter(|_| signs_id(kind.templates())).filter_map(Rule::header);
+    let mut unique: Vec<HeaderName> = Vec::new();
+    for name in places.chain(signed).chain(ids) {
+        if !unique.contains(name) {
+            unique.push(name.clone());
         }
     }
     unique
@@ -363,7 +488,6 @@ mod tests {
     fn mistakes_are_named_where_they_are() {
         assert_eq!(messages(GOOD), "");
         let replaced = [
-            ("kind = \"hmac\"", "kind = \"ed25519\"", "\"hmac\", \"token\""),
             ("kind = \"hmac\"", "", "kind: is missing"),
             ("kind = \"hmac\"", "kind = \"hmac\"\nhash = \"md5\"", "\"sha256\", \"sha1\", \"sha512\""),
             ("kind = \"hmac\"", "kind = \"token\"", "signs nothing"),
@@ -411,17 +535,45 @@ mod tests {
                 "\"utf8\", \"base64\", \"hex\"",
             ),
         ];
-        for (good, bad, wanted) in replaced {
+        assert_named(&replaced);
+        assert!(messages("").contains("sig: is missing"));
+    }
+
+    /// In the good scheme, the first replaced by the second gives the message.
+    fn assert_named(rows: &[(&str, &str, &str)]) {
+        for (good, bad, wanted) in rows {
             assert!(GOOD.contains(good), "{good}");
             let found = messages(&GOOD.replace(good, bad));
             assert!(found.contains(wanted), "{bad}\n{found}");
         }
-        assert!(messages("").contains("sig: is missing"));
+    }
+
+    #[test]
+    fn mistakes_in_what_is_signed_are_named_where_they_are() {
+        assert_named(&[
+            ("kind = \"hmac\"", "kind = \"ed448\"", "\"hmac\", \"hash\", \"token\""),
+            ("kind = \"hmac\"", "kind = \"ed25519\"\nhash = \"sha256\"", "means nothing"),
+            ("kind = \"hmac\"", "kind = \"ecdsa-p256\"\nhash = \"sha512\"", "not available"),
+            ("kind = \"hmac\"", "kind = \"hash\"", "lacks {secret}"),
+            ("kind = \"hmac\"", "kind = \"basic\"", "signs nothing"),
+            ("{ts}.{body}", "{ts}.{body}{secret}", "{secret} is for"),
+            ("{ts}.{body}", "[{ts}.{body}", "no closing bracket"),
+            ("{ts}.{body}", "{ts}.{body}]", "without an opening one"),
+            ("{ts}.{body}", "{ts}[.{body}]", "would never be left out"),
+            ("{ts}.{body}", "{ts}[.[{json:/a}]]", "cannot be nested"),
+            ("{ts}.{body}", "{ts}{listed:json:/a}", "must be a header"),
+            ("\"{ts}.{body}\"", "[\"{ts}.{body}\", \"{bodi}\"]", "{bodi} is not known"),
+            ("\"{ts}.{body}\"", "[\"{ts}.{body}\", \"{body}\"]\nid_signed = 3", "id_signed"),
+            ("\"{ts}.{body}\"", "\"{ts}.{body}\"\nevery = \"items\"", "must start with"),
+            ("\"{ts}.{body}\"", "\"{ts}.{body}\"\nbody_hash = { from = [] }", "name the one place"),
+            ("\"{ts}.{body}\"", "\"{ts}.{body}\"\nrequire = { \"x\" = \"1\" }", "names no place"),
+            ("\"{ts}.{body}\"", "\"{ts}.{body}\"\nkey = { normalize = \"nfc\" }", "\"nfkd\""),
+        ]);
     }
 
     #[test]
     fn an_unknown_kind_hides_no_other_mistake_and_makes_none() {
-        let found = messages(&GOOD.replace("hmac", "ed25519").replace("json:/id", "json:id"));
+        let found = messages(&GOOD.replace("hmac", "hmca").replace("json:/id", "json:id"));
         assert_eq!(found.lines().count(), 2, "{found}");
     }
 

@@ -5,7 +5,8 @@ use base64::alphabet;
 use base64::engine::general_purpose::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use jiff::Timestamp;
-use ring::hmac;
+use ring::signature::{self, VerificationAlgorithm};
+use ring::{digest, hmac};
 
 use crate::config::Tolerance;
 use crate::json::Pointers;
@@ -16,6 +17,8 @@ use crate::settings::Table;
 const TAG_MAX: usize = 64;
 /// Longest signature text: SHA-512 in hex. What is longer is not decoded.
 const TAG_TEXT_MAX: usize = 2 * TAG_MAX;
+/// Longest text of a signature that is made with a private key: RSA with 8192 bits, in hex.
+const SIGNATURE_TEXT_MAX: usize = 2 * 1024;
 /// Above this many, an `s_or_ms` timestamp counts milliseconds: as seconds it would be the year 5138.
 const SECONDS_MAX: i64 = 100_000_000_000;
 /// Longest RFC 3339 text that is looked at.
@@ -29,7 +32,7 @@ const URL_SAFE: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The digest of an HMAC. Only the settings choose it, never the request.
+/// A digest. Only the settings choose it, never the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hash {
     Sha1,
@@ -49,11 +52,56 @@ impl Hash {
         }
     }
 
+    /// The plain hash of the pieces.
+    pub(crate) fn digest<'a>(self, pieces: impl IntoIterator<Item = &'a [u8]>) -> digest::Digest {
+        let mut context = digest::Context::new(match self {
+            Self::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
+            Self::Sha256 => &digest::SHA256,
+            Self::Sha512 => &digest::SHA512,
+        });
+        pieces.into_iter().for_each(|piece| context.update(piece));
+        context.finish()
+    }
+
     fn length(self) -> usize {
         match self {
             Self::Sha1 => 20,
             Self::Sha256 => 32,
             Self::Sha512 => 64,
+        }
+    }
+}
+
+/// How a signature is made. Only the settings choose it, never the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    /// A keyed hash.
+    Hmac(Hash),
+    /// A plain hash; the secret is part of what is hashed.
+    Hash(Hash),
+    /// Ed25519 (RFC 8032).
+    Ed25519,
+    /// ECDSA on P-256, signatures in ASN.1 (RFC 3279).
+    EcdsaP256(Hash),
+    /// RSASSA-PKCS1-v1_5 (RFC 8017), keys of 2048 bits and more.
+    RsaPkcs1(Hash),
+}
+
+impl Algorithm {
+    /// Whether what is configured is a public key, and nothing secret.
+    pub(crate) fn has_public_keys(self) -> bool {
+        matches!(self, Self::Ed25519 | Self::EcdsaP256(_) | Self::RsaPkcs1(_))
+    }
+
+    /// What verifies such signatures; none where there is no such thing.
+    pub(crate) fn verification(self) -> Option<&'static dyn VerificationAlgorithm> {
+        match self {
+            Self::Ed25519 => Some(&signature::ED25519),
+            Self::EcdsaP256(Hash::Sha256) => Some(&signature::ECDSA_P256_SHA256_ASN1),
+            Self::RsaPkcs1(Hash::Sha1) => Some(&signature::RSA_PKCS1_2048_8192_SHA1_FOR_LEGACY_USE_ONLY),
+            Self::RsaPkcs1(Hash::Sha256) => Some(&signature::RSA_PKCS1_2048_8192_SHA256),
+            Self::RsaPkcs1(Hash::Sha512) => Some(&signature::RSA_PKCS1_2048_8192_SHA512),
+            Self::EcdsaP256(_) | Self::Hmac(_) | Self::Hash(_) => None,
         }
     }
 }
@@ -81,6 +129,9 @@ impl Tag {
 }
 
 impl TagEncoding {
+    const CHOICES: &[(&str, Self)] =
+        &[("hex", Self::Hex), ("base64", Self::Base64), ("base64url", Self::Base64Url)];
+
     /// Decodes a signature of exactly the hash's length; anything else is `None`.
     pub(crate) fn decode(self, text: &str, hash: Hash) -> Option<Tag> {
         // The estimate for base64 is up to two bytes above what is written.
@@ -96,6 +147,28 @@ impl TagEncoding {
         };
         let bytes = *buffer.first_chunk()?;
         (written == length).then_some(Tag { bytes, length })
+    }
+
+    /// Decodes a signature that is made with a private key, whose length its algorithm checks.
+    pub(crate) fn decode_any(self, text: &str) -> Option<Vec<u8>> {
+        if text.len() > SIGNATURE_TEXT_MAX {
+            return None;
+        }
+        match self {
+            Self::Hex => hex::decode(text).ok(),
+            Self::Base64 => STANDARD.decode(text).ok(),
+            Self::Base64Url => URL_SAFE.decode(text).ok(),
+        }
+    }
+
+    /// Whether a text could be a signature.
+    pub(crate) fn fits(self, text: &str, algorithm: Algorithm) -> bool {
+        match algorithm {
+            Algorithm::Hmac(hash) | Algorithm::Hash(hash) => self.decode(text, hash).is_some(),
+            Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => {
+                self.decode_any(text).is_some()
+            }
+        }
     }
 
     /// Writes a signature.
@@ -130,7 +203,23 @@ pub(crate) struct Labels {
     pub(crate) names: Vec<String>,
 }
 
+impl Labels {
+    /// Whether what stands under the label counts.
+    pub(crate) fn have(&self, label: &str) -> bool {
+        self.names.iter().any(|name| name == label || name == ANY_LABEL)
+    }
+}
+
+/// Stands for every label: which key is meant shows in which one fits.
+const ANY_LABEL: &str = "*";
+
 impl SigRule {
+    /// The whole value of one header.
+    pub(crate) fn of_header(name: http::HeaderName) -> Self {
+        let encoding = TagEncoding::default();
+        Self { from: vec![Place::Header(name)], split: None, labels: None, encoding, repeat: false }
+    }
+
     /// Reads the table `sig`.
     pub(crate) fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
         let from = places(&mut table, "from", pointers);
@@ -145,12 +234,7 @@ impl SigRule {
             table.error("split", "is empty: name what stands between two signatures, or leave it out");
         }
         let labels = labels(&mut table);
-        let encodings = [
-            ("hex", TagEncoding::Hex),
-            ("base64", TagEncoding::Base64),
-            ("base64url", TagEncoding::Base64Url),
-        ];
-        let encoding = table.choice("encoding", &encodings).unwrap_or_default();
+        let encoding = table.choice("encoding", TagEncoding::CHOICES).unwrap_or_default();
         let repeat = table.flag("repeat").unwrap_or(false);
         table.finish();
         Some(Self { from: from?, split, labels, encoding, repeat })
@@ -204,6 +288,29 @@ fn places(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Opti
         table.error(key, "is an empty list: name at least one place");
     }
     Some(places)
+}
+
+/// `body_hash = { from, hash, encoding }`: where a request says what its body hashes to. Where what is signed lacks the
+/// body and holds this, the body is signed all the same.
+#[derive(Debug)]
+pub(crate) struct BodyHash {
+    pub(crate) from: Place,
+    pub(crate) hash: Hash,
+    pub(crate) encoding: TagEncoding,
+}
+
+impl BodyHash {
+    /// Reads the table `body_hash`.
+    pub(crate) fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
+        let from = places(&mut table, "from", pointers).unwrap_or_default();
+        if from.len() != 1 {
+            table.error("from", "name the one place of the hash, e.g. \"query:bodySHA256\"");
+        }
+        let hash = table.choice("hash", Hash::CHOICES).unwrap_or(Hash::Sha256);
+        let encoding = table.choice("encoding", TagEncoding::CHOICES).unwrap_or_default();
+        table.finish();
+        Some(Self { from: from.into_iter().next()?, hash, encoding })
+    }
 }
 
 /// `ts = { from, unit, tolerance, optional }`

@@ -1,11 +1,15 @@
 //! The template of the bytes that a provider signs: `"{ts}.{body}"`.
 
+use http::HeaderName;
+
 use crate::json::Pointers;
 use crate::provider::place::Place;
 
 /// The names that may stand in braces, for messages.
-const NAMES: &str = "{body}, {ts}, {id}, {url}, {method}, {header:NAME}, {query:NAME}, {form:FIELD}, \
-                     {json:/POINTER}, {formjson:FIELD#/POINTER} and {lower:…} around one of the last five";
+const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {url}, {url_base}, {url_with_port}, \
+                     {url_without_port}, {url_unescaped}, {form_sorted}, {crc32}, {secret}, {listed:header:NAME}, \
+                     {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER} and \
+                     {lower:…} or {line:…} around one of the last five";
 
 /// One part of the signed bytes.
 #[derive(Debug)]
@@ -14,18 +18,49 @@ pub(crate) enum Piece {
     Literal(String),
     /// The raw body.
     Body,
+    /// The body as a text in which everything but printable ASCII is escaped.
+    BodyEscaped,
     /// The timestamp's received characters.
     Timestamp,
     /// The id's received characters.
     Id,
-    /// The public URL with path and query as received.
-    Url,
     /// The method.
     Method,
+    /// Path and query as received.
+    Path,
+    /// The public URL.
+    Url(UrlForm),
+    /// Names and values of a form body's fields, sorted, each pair once, with nothing between.
+    FormSorted,
+    /// CRC-32 of the raw body, as a decimal number.
+    Crc32,
+    /// The secret itself.
+    Secret,
+    /// `name:value` of each header that the named header lists, joined with `;`.
+    Listed(HeaderName),
     /// The text at a place.
     Text(Place),
     /// The text at a place, in lower case.
     Lower(Place),
+    /// The text at a place, which must be one line.
+    Line(Place),
+    /// In brackets: left out as a whole where one of its places is not there.
+    Optional(Vec<Piece>),
+}
+
+/// The forms of the public URL with path and query as received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UrlForm {
+    /// As it is.
+    Whole,
+    /// Without the query; a path of `/` alone counts as none.
+    Base,
+    /// With its scheme's port, unless it has one; an apostrophe in the query is `%27`.
+    WithPort,
+    /// Without a port; an apostrophe in the query is `%27`.
+    WithoutPort,
+    /// With the escapes decoded of characters that a URL may hold as they are.
+    Unescaped,
 }
 
 /// The parts of the signed bytes, in order.
@@ -33,7 +68,7 @@ pub(crate) enum Piece {
 pub(crate) struct Template {
     /// As it was written.
     pub(crate) text: String,
-    /// At least one of them is not literal.
+    /// At least one of them is of the request.
     pub(crate) pieces: Vec<Piece>,
 }
 
@@ -45,37 +80,102 @@ impl Template {
     pub(crate) fn parse(text: &str, pointers: &mut Pointers) -> Result<Self, String> {
         let mut pieces = Vec::new();
         let mut rest = text;
-        while let Some((literal, tail)) = rest.split_once('{') {
-            push_literal(&mut pieces, literal)?;
-            let (name, after) =
-                tail.split_once('}').ok_or_else(|| format!("\"{{{tail}\" has no closing brace"))?;
-            pieces.push(piece(name, pointers)?);
+        while let Some((before, tail)) = rest.split_once('[') {
+            parse_pieces(before, &mut pieces, pointers)?;
+            let (inner, after) =
+                tail.split_once(']').ok_or_else(|| format!("\"[{tail}\" has no closing bracket"))?;
+            pieces.push(optional(inner, pointers)?);
             rest = after;
         }
-        push_literal(&mut pieces, rest)?;
-        if pieces.iter().all(|piece| matches!(piece, Piece::Literal(_) | Piece::Method)) {
+        parse_pieces(rest, &mut pieces, pointers)?;
+        let template = Self { text: text.to_owned(), pieces };
+        if !template.has(|piece| !matches!(piece, Piece::Literal(_) | Piece::Method | Piece::Secret)) {
             return Err(format!("{text:?} signs nothing of the request: use {NAMES}"));
         }
-        Ok(Self { text: text.to_owned(), pieces })
+        Ok(template)
     }
 
     /// Whether a piece of the given kind is in it.
     pub(crate) fn has(&self, kind: fn(&Piece) -> bool) -> bool {
-        self.pieces.iter().any(kind)
+        self.all().any(kind)
+    }
+
+    /// Whether the whole body is in it, in one form or another.
+    pub(crate) fn has_body(&self) -> bool {
+        self.has(|piece| matches!(piece, Piece::Body | Piece::BodyEscaped | Piece::FormSorted | Piece::Crc32))
+    }
+
+    /// Whether the URL with its query is in it.
+    pub(crate) fn has_url(&self) -> bool {
+        self.has(|piece| matches!(piece, Piece::Path | Piece::Url(_)))
+            && !self.has(|piece| matches!(piece, Piece::Url(UrlForm::Base)))
     }
 
     /// The places that are read.
     pub(crate) fn places(&self) -> impl Iterator<Item = &Place> {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Text(place) | Piece::Lower(place) => Some(place),
+        self.all().filter_map(Piece::place)
+    }
+
+    /// The headers that are read.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = &HeaderName> {
+        self.places().filter_map(Place::header).chain(self.lists())
+    }
+
+    /// The headers that list others.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = &HeaderName> {
+        self.all().filter_map(|piece| match piece {
+            Piece::Listed(name) => Some(name),
             _ => None,
+        })
+    }
+
+    /// All pieces, those in brackets too.
+    fn all(&self) -> impl Iterator<Item = &Piece> {
+        self.pieces.iter().flat_map(|piece| match piece {
+            Piece::Optional(inner) => inner.iter(),
+            piece => std::slice::from_ref(piece).iter(),
         })
     }
 }
 
+impl Piece {
+    /// The place that it is the text of.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        match self {
+            Self::Text(place) | Self::Lower(place) | Self::Line(place) => Some(place),
+            _ => None,
+        }
+    }
+}
+
+/// Brackets are not nested: what is left out is left out with everything around it.
+fn optional(text: &str, pointers: &mut Pointers) -> Result<Piece, String> {
+    if text.contains('[') {
+        return Err(format!("\"[{text}]\" has a bracket inside: they cannot be nested"));
+    }
+    let mut inner = Vec::new();
+    parse_pieces(text, &mut inner, pointers)?;
+    if inner.iter().all(|piece| piece.place().is_none()) {
+        return Err(format!("\"[{text}]\" names no place, so it would never be left out: drop the brackets"));
+    }
+    Ok(Piece::Optional(inner))
+}
+
+fn parse_pieces(text: &str, pieces: &mut Vec<Piece>, pointers: &mut Pointers) -> Result<(), String> {
+    let mut rest = text;
+    while let Some((literal, tail)) = rest.split_once('{') {
+        push_literal(pieces, literal)?;
+        let (name, after) =
+            tail.split_once('}').ok_or_else(|| format!("\"{{{tail}\" has no closing brace"))?;
+        pieces.push(piece(name, pointers)?);
+        rest = after;
+    }
+    push_literal(pieces, rest)
+}
+
 fn push_literal(pieces: &mut Vec<Piece>, text: &str) -> Result<(), String> {
-    if text.contains('}') {
-        return Err(format!("{text:?} has a closing brace without an opening one"));
+    if text.contains(['}', ']']) {
+        return Err(format!("{text:?} has a closing brace or bracket without an opening one"));
     }
     if !text.is_empty() {
         pieces.push(Piece::Literal(text.to_owned()));
@@ -84,16 +184,34 @@ fn push_literal(pieces: &mut Vec<Piece>, text: &str) -> Result<(), String> {
 }
 
 fn piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
-    match name {
-        "body" => Ok(Piece::Body),
-        "ts" => Ok(Piece::Timestamp),
-        "id" => Ok(Piece::Id),
-        "url" => Ok(Piece::Url),
-        "method" => Ok(Piece::Method),
-        _ => match name.strip_prefix("lower:") {
-            Some(inner) => place(inner, name, pointers).map(Piece::Lower),
-            None => place(name, name, pointers).map(Piece::Text),
+    Ok(match name {
+        "body" => Piece::Body,
+        "body_escaped" => Piece::BodyEscaped,
+        "ts" => Piece::Timestamp,
+        "id" => Piece::Id,
+        "method" => Piece::Method,
+        "path" => Piece::Path,
+        "url" => Piece::Url(UrlForm::Whole),
+        "url_base" => Piece::Url(UrlForm::Base),
+        "url_with_port" => Piece::Url(UrlForm::WithPort),
+        "url_without_port" => Piece::Url(UrlForm::WithoutPort),
+        "url_unescaped" => Piece::Url(UrlForm::Unescaped),
+        "form_sorted" => Piece::FormSorted,
+        "crc32" => Piece::Crc32,
+        "secret" => Piece::Secret,
+        _ => return place_piece(name, pointers),
+    })
+}
+
+fn place_piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
+    match name.split_once(':') {
+        Some(("lower", inner)) => place(inner, name, pointers).map(Piece::Lower),
+        Some(("line", inner)) => place(inner, name, pointers).map(Piece::Line),
+        Some(("listed", inner)) => match place(inner, name, pointers)? {
+            Place::Header(header) => Ok(Piece::Listed(header)),
+            _ => Err(format!("{{{name}}} must be a header that lists headers: {{listed:header:NAME}}")),
         },
+        _ => place(name, name, pointers).map(Piece::Text),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::provider::signature::{TsFrom, Unit};
 use crate::provider::template::{Piece, Template};
 use crate::provider::{Kind, Scheme};
 use crate::settings::show_duration;
+use crate::verify::content::Inputs;
 use crate::verify::{self, Verified};
 
 /// Most bytes of what was signed that are shown.
@@ -168,7 +169,7 @@ fn tell_request(told: &mut Told, received: &Received) {
 
 /// Path and query; the query only where it can hold no secret.
 fn target(scheme: &Scheme, path: &str) -> String {
-    let secret = matches!(scheme.kind, Kind::Token) || scheme.handshake_secrets().next().is_some();
+    let secret = scheme.kind.sends_secret() || scheme.handshake_secrets().next().is_some();
     match path.split_once('?') {
         Some((path, query)) if secret => format!("{}?({} bytes, not shown)", capped(path), query.len()),
         _ => capped(path),
@@ -183,26 +184,25 @@ fn tell_signature(told: &mut Told, received: &Received, now: Timestamp) {
     }
     let texts = verify::signature_texts(&scheme.sig, &parts).unwrap_or_default();
     let candidates = verify::candidates(&scheme.sig, &texts).unwrap_or_default();
-    if let Kind::Hmac { hash, .. } = &scheme.kind {
+    if let Kind::Signed { algorithm, .. } = &scheme.kind {
         for candidate in &candidates {
-            let unfit = match scheme.sig.encoding.decode(candidate, *hash) {
-                Some(_) => "",
-                None => ": cannot be a signature of this scheme, skipped",
-            };
+            let fits = scheme.sig.encoding.fits(candidate, *algorithm);
+            let unfit = if fits { "" } else { ": cannot be a signature of this scheme, skipped" };
             told.line("candidate", format!("{}{unfit}", capped(candidate)));
         }
     }
     let time = tell_time(told, received, &parts, &texts, now);
     let id = scheme.signs_id().then(|| verify::signed_id(scheme, &parts).ok()).flatten();
-    if let Kind::Hmac { sign, .. } = &scheme.kind {
+    for sign in scheme.templates() {
         let id = id.as_ref().map(|(_, text)| text.as_ref());
-        tell_content(told, sign, &parts, time.as_deref(), id);
+        let (time, time_header) = (time.as_deref(), scheme.time_header());
+        tell_content(told, sign, Inputs { parts: &parts, time, id, secret: None, time_header });
     }
 }
 
 /// What stands at a place of the signature. A token is a secret: only its length is told.
 fn found(place: &Place, parts: &Parts<'_>, scheme: &Scheme) -> String {
-    let token = matches!(scheme.kind, Kind::Token);
+    let token = scheme.kind.sends_secret();
     let shape = |text: &str| if token { format!("{} bytes, not shown", text.len()) } else { capped(text) };
     let texts: Vec<String> = match place {
         Place::Header(name) => {
@@ -225,7 +225,7 @@ fn found(place: &Place, parts: &Parts<'_>, scheme: &Scheme) -> String {
 fn tell_time<'t>(
     told: &mut Told,
     received: &'t Received,
-    parts: &Parts<'t>,
+    parts: &'t Parts<'_>,
     texts: &'t [Cow<'_, str>],
     now: Timestamp,
 ) -> Option<Cow<'t, str>> {
@@ -265,15 +265,11 @@ fn distance(stamp: Timestamp, now: Timestamp) -> String {
     if seconds < 0 { format!("{} s ahead of", -seconds) } else { format!("{seconds} s behind") }
 }
 
-fn tell_content<'t>(
-    told: &mut Told,
-    sign: &'t Template,
-    parts: &Parts<'t>,
-    time: Option<&'t str>,
-    id: Option<&'t str>,
-) {
+fn tell_content(told: &mut Told, sign: &Template, inputs: Inputs<'_, '_>) {
     let text = &sign.text;
-    if let Ok(content) = verify::signed_content(sign, parts, time, id) {
+    let Inputs { parts, time, id, .. } = inputs;
+    // In place of the secret, which is not told.
+    if let Ok(content) = (Inputs { secret: Some(b"{secret}"), ..inputs }).content(sign) {
         let content = content.concat();
         told.line("signed", format!("{text} = {} bytes: {}", content.len(), shown(&content)));
         return;
@@ -283,13 +279,13 @@ fn tell_content<'t>(
         let missing = match piece {
             Piece::Timestamp if time.is_none() => "the timestamp".to_owned(),
             Piece::Id if id.is_none() => "the id".to_owned(),
-            Piece::Url if parts.public_url.is_none() => "public_url in the settings".to_owned(),
-            Piece::Text(place) | Piece::Lower(place) => match parts.read(place) {
-                Ok(Some(_)) => continue,
-                Ok(None) => place.to_string(),
-                Err(fault) => format!("{place}: {fault:?}"),
+            Piece::Url(_) if parts.public_url.is_none() => "public_url in the settings".to_owned(),
+            Piece::FormSorted if parts.form_pairs().is_none() => "a form in the body".to_owned(),
+            piece => match piece.place().map(|place| (place, parts.read(place))) {
+                None | Some((_, Ok(Some(_)))) => continue,
+                Some((place, Ok(None))) => place.to_string(),
+                Some((place, Err(fault))) => format!("{place}: {fault:?}"),
             },
-            _ => continue,
         };
         told.line("missing", missing);
     }

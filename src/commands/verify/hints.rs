@@ -146,7 +146,7 @@ fn look_alikes(received: &Received) -> Vec<String> {
 
 fn malformed(received: &Received) -> Vec<String> {
     let scheme = received.source.scheme.as_ref();
-    let Kind::Hmac { hash, .. } = &scheme.kind else { return Vec::new() };
+    let Kind::Signed { algorithm, .. } = &scheme.kind else { return Vec::new() };
     let parts = Parts::of(received, &scheme.signed);
     let Ok(texts) = signature_texts(&scheme.sig, &parts) else {
         return vec!["the signature is not UTF-8".to_owned()];
@@ -158,7 +158,7 @@ fn malformed(received: &Received) -> Vec<String> {
         [("hex", TagEncoding::Hex), ("base64", TagEncoding::Base64), ("base64url", TagEncoding::Base64Url)];
     let mut hints = Vec::new();
     for (name, encoding) in encodings {
-        if found.iter().any(|text| encoding.decode(text, *hash).is_some()) {
+        if found.iter().any(|text| encoding.fits(text, *algorithm)) {
             hints.push(format!(
                 "it could be read as {name}, and this scheme writes {:?}",
                 scheme.sig.encoding
@@ -166,7 +166,10 @@ fn malformed(received: &Received) -> Vec<String> {
         }
     }
     if hints.is_empty() {
-        hints.push(format!("a signature of this scheme is {hash:?}, written as {:?}", scheme.sig.encoding));
+        hints.push(format!(
+            "a signature of this scheme is {algorithm:?}, written as {:?}",
+            scheme.sig.encoding
+        ));
     }
     hints
 }

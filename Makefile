@@ -9,7 +9,7 @@ help: ## List the targets
 setup: ## Install what is missing: PostgreSQL, Redis, a C compiler
 	@script/setup
 
-setup-test: # And what only the tests need: pgbouncer, docker-compose
+setup-test: # And what only the tests need: pgbouncer, docker-compose, Python with providers' libraries
 	@script/setup test
 
 demo: setup ## Start everything, show a webhook and its duplicates, stop

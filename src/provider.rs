@@ -114,6 +114,7 @@ presets! {
     "trello",
     "twilio",
     "twilio-form",
+    "twilio-shared-key",
     "twitch",
     "twitter",
     "typeform",

@@ -6,7 +6,7 @@ use crate::json::Pointers;
 use crate::provider::place::Place;
 
 /// The names that may stand in braces, for messages.
-const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {url}, {url_base}, {url_with_port}, \
+const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {path_escaped}, {url}, {url_base}, {url_with_port}, \
                      {url_without_port}, {url_unescaped}, {form_sorted}, {crc32}, {secret}, {listed:header:NAME}, \
                      {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER} and \
                      {lower:…} or {line:…} around one of the last five";
@@ -28,6 +28,8 @@ pub(crate) enum Piece {
     Method,
     /// Path and query as received.
     Path,
+    /// Path and query, the query escaped as one value, and what that gives escaped as a URL.
+    PathEscaped,
     /// The public URL.
     Url(UrlForm),
     /// Names and values of a form body's fields, sorted, each pair once, with nothing between.
@@ -107,7 +109,7 @@ impl Template {
 
     /// Whether the URL with its query is in it.
     pub(crate) fn has_url(&self) -> bool {
-        self.has(|piece| matches!(piece, Piece::Path | Piece::Url(_)))
+        self.has(|piece| matches!(piece, Piece::Path | Piece::PathEscaped | Piece::Url(_)))
             && !self.has(|piece| matches!(piece, Piece::Url(UrlForm::Base)))
     }
 
@@ -191,6 +193,7 @@ fn piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
         "id" => Piece::Id,
         "method" => Piece::Method,
         "path" => Piece::Path,
+        "path_escaped" => Piece::PathEscaped,
         "url" => Piece::Url(UrlForm::Whole),
         "url_base" => Piece::Url(UrlForm::Base),
         "url_with_port" => Piece::Url(UrlForm::WithPort),

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 
 use http::HeaderName;
 use http::header::AsHeaderName;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::error::Code;
 use crate::parts::{Fault, Parts};
@@ -90,6 +91,7 @@ impl<'t> Inputs<'t, '_> {
             Piece::Id => Cow::Borrowed(self.id.ok_or(Code::SignedPartMissing)?.as_bytes()),
             Piece::Method => Cow::Borrowed(parts.method.as_str().as_bytes()),
             Piece::Path => Cow::Borrowed(parts.path.as_bytes()),
+            Piece::PathEscaped => Cow::Owned(path_escaped(parts.path)?.into_bytes()),
             Piece::Url(form) => {
                 let base = parts.public_url.ok_or(Code::SignedPartMissing)?;
                 let (base, path) = url(*form, base, parts.path);
@@ -175,6 +177,42 @@ fn apostrophes(path: &str) -> Cow<'_, str> {
         }
         _ => path.into(),
     }
+}
+
+/// As a script would with `encodeURI(path + "?" + encodeURIComponent(query))`; a second question mark would leave open
+/// what is the query.
+fn path_escaped(path: &str) -> Result<String, Code> {
+    const COMPONENT: &AsciiSet = &NON_ALPHANUMERIC
+        .remove(b'-')
+        .remove(b'_')
+        .remove(b'.')
+        .remove(b'!')
+        .remove(b'~')
+        .remove(b'*')
+        .remove(b'\'')
+        .remove(b'(')
+        .remove(b')');
+    const URI: &AsciiSet = &COMPONENT
+        .remove(b';')
+        .remove(b',')
+        .remove(b'/')
+        .remove(b'?')
+        .remove(b':')
+        .remove(b'@')
+        .remove(b'&')
+        .remove(b'=')
+        .remove(b'+')
+        .remove(b'$')
+        .remove(b'#');
+    let whole = match path.split_once('?') {
+        Some((_, query)) if query.contains('?') => return Err(Code::SignedPartMissing),
+        Some((path, query)) if !query.is_empty() => {
+            format!("{path}?{}", utf8_percent_encode(query, COMPONENT))
+        }
+        Some((path, _)) => path.to_owned(),
+        None => path.to_owned(),
+    };
+    Ok(utf8_percent_encode(&whole, URI).to_string())
 }
 
 /// `:/?@!$'()*,;` may stand in a URL escaped or as they are.
@@ -272,6 +310,8 @@ mod tests {
             ("{url_without_port}", "/p?a", "https://a:b@hooks.example.com/p?a"),
             ("{url_unescaped}", "/p%2f?a=%3A%20", "https://a:b@hooks.example.com/p/?a=:%20"),
             ("{path}", "/p%2f?a", "/p%2f?a"),
+            ("{path_escaped}", "/in/test?a=%20b&c='d'", "/in/test?a%253D%252520b%2526c%253D'd'"),
+            ("{path_escaped}", "/p%2f?", "/p%252f"),
         ] {
             assert_eq!(content(sign, &[], path, "").as_deref(), Ok(wanted), "{sign}");
         }

@@ -20,6 +20,7 @@ mod once;
 mod pooler;
 mod postgres_away;
 mod redis_away;
+mod reload;
 mod stop;
 mod tiers;
 mod verify;

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::changes::Changes;
-pub use self::files::Files;
+pub use self::files::{Files, Look, Looks};
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
 use crate::provider::{Key, Scheme};

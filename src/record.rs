@@ -100,8 +100,13 @@ struct LaneSettings {
 
 impl LaneSettings {
     fn of(settings: &config::Postgres) -> Self {
-        let config::Postgres { lock_timeout, statement_timeout, commit_timeout, .. } = *settings;
-        let config::Postgres { synchronous_commit, batch_events, batch_bytes, queue_events, .. } = *settings;
+        // Every key by name, so that a new one that lanes keep is not forgotten here.
+        #[rustfmt::skip]
+        let config::Postgres {
+            lock_timeout, statement_timeout, commit_timeout, synchronous_commit, batch_events, batch_bytes,
+            queue_events, url: _, transaction_pooler: _, connections: _, connect_timeout: _, record_timeout: _,
+            queue_bytes: _, heartbeat: _, generation_age_max: _,
+        } = *settings;
         Self {
             lock_timeout,
             statement_timeout,

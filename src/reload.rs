@@ -15,7 +15,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::config::{Changes, Config, Files, Loaded};
+use crate::config::{Changes, Config, Files, Loaded, Look, Looks};
 use crate::db::Unready;
 use crate::ingest::Gateway;
 use crate::log::Log;
@@ -46,12 +46,10 @@ pub struct Live {
 pub struct Reload {
     live: Live,
     path: PathBuf,
-    /// What was read last, whether it was taken up or refused.
-    read: Files,
+    /// At what was read last, whether it was taken up or refused.
+    looks: Looks,
     /// A look that is not back yet, so that a dead disk holds one thread and not more and more of them.
     looking: Option<JoinHandle<Files>>,
-    /// What the last look found, if that was something else.
-    found: Option<Files>,
     /// Why the database did not let what was read be taken up. It may change its mind, so it is asked again.
     waits: Option<String>,
 }
@@ -71,7 +69,7 @@ impl Reload {
     /// `files` are what the settings in use were read from.
     #[must_use]
     pub fn new(live: Live, path: PathBuf, files: Files) -> Self {
-        Self { live, path, read: files, looking: None, found: None, waits: None }
+        Self { live, path, looks: Looks::after(files), looking: None, waits: None }
     }
 
     /// Runs for ever. Dropping it between two reloads or within one is safe: settings are replaced in one step.
@@ -85,26 +83,23 @@ impl Reload {
         }
     }
 
-    /// Reloads if two looks in a row find the same files, other than those that were read. After one look alone, a file that
-    /// is just being written would count, half of which may be settings without the other half's sources.
+    /// Looks whether the files have changed; what waits for the database is tried again even if not.
     async fn look(&mut self) {
-        let read = &self.read;
+        if self.live.draining.load(Ordering::Relaxed) {
+            return;
+        }
+        let looks = &self.looks;
         let looking = self.looking.get_or_insert_with(|| {
-            let read = read.clone();
+            let read = looks.read().clone();
             spawn_blocking(move || read.look_again())
         });
         let Ok(looked) = timeout(READ_TIMEOUT, looking).await else { return };
         self.looking = None;
         let Ok(now) = looked else { return };
-        if now == self.read {
-            self.found = None;
-            if self.waits.is_some() {
-                self.reload(false).await;
-            }
-        } else if self.found.as_ref() == Some(&now) {
-            self.reload(true).await;
-        } else {
-            self.found = Some(now);
+        match self.looks.judge(now) {
+            Look::Changed => self.reload(true).await,
+            Look::Same if self.waits.is_some() => self.reload(false).await,
+            Look::Same | Look::Unsettled => {}
         }
     }
 
@@ -138,14 +133,13 @@ impl Reload {
     }
 
     async fn try_reload(&mut self) -> Result<Changes, Refusal> {
-        self.found = None;
         let before = Arc::clone(&self.live.current.borrow());
         let (path, running) = (self.path.clone(), Arc::clone(&before));
         let reading = spawn_blocking(move || running.load_again(&path));
         let Ok(Ok((loaded, files))) = timeout(READ_TIMEOUT, reading).await else {
             return Err(Refusal::Unreadable);
         };
-        self.read = files;
+        self.looks = Looks::after(files);
         let Loaded { config, warnings, .. } = loaded.map_err(Refusal::Files)?;
         ask_database(&before, &config).await.map_err(Refusal::Database)?;
         warnings.iter().for_each(tell_problem);

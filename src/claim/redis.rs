@@ -363,7 +363,8 @@ pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Opt
     let key = redis_key(&settings.prefix, key);
     let mut both = redis::pipe();
     both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-    let read = both.query_async::<(Option<String>, i64)>(&mut pooled).await;
+    let read = timeout(CONNECT_TIMEOUT, both.query_async::<(Option<String>, i64)>(&mut pooled)).await;
+    let read = read.map_err(|_elapsed| format!("no answer within {CONNECT_TIMEOUT:?}"))?;
     let (value, ttl_ms) = read.map_err(|error| error.to_string())?;
     Ok(value.map(|value| (value, ttl_ms)))
 }
@@ -379,7 +380,8 @@ pub(super) fn check_url(settings: &config::Redis) -> Result<(), String> {
 fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
     let connecting = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(settings.timeout.max(Duration::from_millis(500))));
+        // Each command has a time-out of its own, which can become longer than the one of the day of connecting.
+        .set_response_timeout(None);
     let manager = Manager::new_with_config(settings.url.0.as_str(), connecting).map_err(|error| {
         anyhow::anyhow!("fast_tier.url: {}: give redis://user:password@host:port/database", error.category())
     })?;
@@ -426,8 +428,8 @@ pub(super) async fn check(settings: &config::Redis) -> Result<String, String> {
     let mut found = format!("ok{}", abilities.lacks());
     let mut asked = redis::cmd("CONFIG");
     asked.arg("GET").arg("maxmemory-policy");
-    let policy =
-        asked.query_async::<Vec<String>>(&mut pooled).await.ok().and_then(|pair| pair.into_iter().nth(1));
+    let policy = timeout(CONNECT_TIMEOUT, asked.query_async::<Vec<String>>(&mut pooled)).await;
+    let policy = policy.ok().and_then(Result::ok).and_then(|pair| pair.into_iter().nth(1));
     match policy.as_deref() {
         Some("noeviction" | "volatile-ttl") => {}
         Some(policy) => {

@@ -67,6 +67,52 @@ impl Files {
     }
 }
 
+/// What a look at the files came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// They are as they were read.
+    Same,
+    /// They are other ones, and may still be being written.
+    Unsettled,
+    /// They are other ones, and the look before found the same.
+    Changed,
+}
+
+/// Looks at files one after the other. One look alone would take a file that is just being written for a changed one: its
+/// first half may be settings without the other half's sources.
+#[derive(Debug)]
+pub struct Looks {
+    read: Files,
+    found: Option<Files>,
+}
+
+impl Looks {
+    /// Files as they were read.
+    #[must_use]
+    pub fn after(read: Files) -> Self {
+        Self { read, found: None }
+    }
+
+    /// What is to be looked at.
+    #[must_use]
+    pub fn read(&self) -> &Files {
+        &self.read
+    }
+
+    /// Judges what a look found.
+    pub fn judge(&mut self, now: Files) -> Look {
+        if now == self.read {
+            self.found = None;
+            Look::Same
+        } else if self.found.as_ref() == Some(&now) {
+            Look::Changed
+        } else {
+            self.found = Some(now);
+            Look::Unsettled
+        }
+    }
+}
+
 fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Unread> {
     let mut bytes = Vec::new();
     File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
@@ -105,5 +151,26 @@ mod tests {
         assert!(files.look_again() == files, "still too large");
         let shown = format!("{files:?}");
         assert!(shown.contains("one") && !shown.contains("hash"), "{shown}");
+    }
+
+    #[test]
+    fn what_two_looks_in_a_row_find_is_a_change() {
+        let file = |text: &str| {
+            let mut files = Files::default();
+            files.note(Path::new("f"), 10, Some(&text.into()));
+            files
+        };
+        let mut looks = Looks::after(file("old"));
+        for (text, expected) in [
+            ("old", Look::Same),
+            ("n", Look::Unsettled),
+            ("ne", Look::Unsettled),
+            ("old", Look::Same),
+            ("ne", Look::Unsettled),
+            ("new", Look::Unsettled),
+            ("new", Look::Changed),
+        ] {
+            assert_eq!(looks.judge(file(text)), expected, "{text}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::process::Signal;
@@ -16,7 +17,7 @@ use crate::harness::play::{
 };
 use crate::harness::proxy::{Mode, Proxy};
 use crate::harness::scene::{SECRET, Scene, deliver, event};
-use crate::harness::stores::postgres;
+use crate::harness::stores::{postgres, redis as redis_server};
 use crate::harness::wait::eventually;
 
 /// Nothing but a signal makes the gateway look.
@@ -507,5 +508,53 @@ async fn times_to_live_and_the_log_follow_the_settings() -> Result<()> {
     let line = gateway.log(|line| line["message"] == TAKEN_UP).await?;
     assert_eq!(line["tables_changed"], "log, fast_tier");
     assert_eq!(lines(&gateway, TAKEN_UP, 1).await?.len(), 1, "the one before was below the level");
+    Ok(())
+}
+
+/// Redis' own time-out of the day of connecting does not cut it short.
+#[tokio::test]
+async fn a_longer_time_out_for_redis_is_kept() -> Result<()> {
+    let mut scene = Scene::new().await?;
+    let proxy = Proxy::start(redis_server().address())?;
+    scene.stores.redis_url = format!("redis://{}", proxy.address());
+    let mut gateway = scene.gateway(&[BY_SIGNAL]).await?;
+    ready(&gateway).await?;
+    let longer = [BY_SIGNAL, "fast_tier.timeout = \"2s\"", "fast_tier.memory_ttl = \"1ms\""];
+    reload(&mut gateway, &scene.settings(&longer, ""), "ok").await?;
+    proxy.set(Mode::Stall);
+    let started = Instant::now();
+    assert_eq!(status(&gateway, "plain", "evt_1").await?, 200);
+    let took = started.elapsed();
+    assert!(took >= Duration::from_secs(2), "{took:?}");
+    Ok(())
+}
+
+/// Unless their number is written, connections grow with the effects, also with those that come later.
+#[tokio::test]
+async fn effects_that_come_later_get_their_connections() -> Result<()> {
+    const EFFECTS: usize = 12;
+    let scene = Scene::new().await?;
+    let mut gateway = scene.gateway(&patient(&[BY_SIGNAL])).await?;
+    ready(&gateway).await?;
+    let (mut functions, mut sources) = (String::new(), String::new());
+    for number in 0..EFFECTS {
+        functions += &THIRD.replace("fx.third", &format!("fx.late_{number}"));
+        functions += ";";
+        sources += &third().replace("third", &format!("late_{number}"));
+    }
+    scene.database().await?.batch_execute(&functions).await?;
+    reload(&mut gateway, &scene.settings(&patient(&[BY_SIGNAL]), &sources), "ok").await?;
+    let (effects, to) = (Hold::new(&scene).await?, gateway.listen()?);
+    let deliveries = (0..EFFECTS).map(|number| {
+        let body = event(&format!("evt_{number}"), r#""do":"wait""#);
+        tokio::spawn(async move { deliver(to, &format!("late_{number}"), &body).await })
+    });
+    let deliveries: Vec<_> = deliveries.collect();
+    // One connection each, and the gateway started with eight.
+    effects.waiting(i64::try_from(EFFECTS)?).await?;
+    effects.release().await?;
+    for delivery in deliveries {
+        assert_eq!(delivery.await??.outcome, "accepted");
+    }
     Ok(())
 }

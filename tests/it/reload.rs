@@ -307,13 +307,21 @@ async fn a_changed_key_rule_is_refused_until_it_is_accepted() -> Result<()> {
 
 #[tokio::test]
 async fn what_waits_for_the_database_is_taken_up_when_that_agrees() -> Result<()> {
-    let scene = Scene::new().await?;
+    let mut scene = Scene::new().await?;
+    let database = scene.database().await?;
+    let proxy = Proxy::start(postgres().address())?;
+    scene.stores.postgres_url = postgres().url_at(proxy.address(), &scene.stores.database);
     let gateway = scene.gateway(&[BY_ITSELF]).await?;
     ready(&gateway).await?;
     replace(&gateway.config(), &scene.settings(&[BY_ITSELF], &third()))?;
     until_reloads(&gateway, "refused", 0).await?;
     assert_eq!(status(&gateway, "third", "evt_1").await?, 404);
-    scene.database().await?.batch_execute(THIRD).await?;
+    // Asked again and again, each time on a connection of its own.
+    let asked = proxy.accepted();
+    let again = || std::future::ready((proxy.accepted() > asked + 20).then_some(()));
+    eventually(LIMIT, again).await.context("it does not ask again")?;
+
+    database.batch_execute(THIRD).await?;
     until_reloads(&gateway, "ok", 0).await?;
     assert_eq!(status(&gateway, "third", "evt_1").await?, 200);
     lines(&gateway, TAKEN_UP, 1).await?;

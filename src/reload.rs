@@ -59,7 +59,7 @@ pub struct Reload {
 enum Refusal {
     /// Of what the files say; the same files will be refused again.
     Files(Vec<Problem>),
-    /// The files could not be read in time.
+    /// The files could not be read in time. Not tried again by itself: each try may cost a thread that never ends.
     Unreadable,
     /// Of what the database says, or does not say; that can change.
     Database(String),

@@ -83,9 +83,9 @@ struct Remembered {
 
 /// The fast tier of a process: its own memory and, in front of Postgres, Redis.
 pub struct FastTier {
-    memory: Option<Cache<EventKey, Remembered>>,
+    memory: Option<Arc<Cache<EventKey, Remembered>>>,
     memory_ttl: Duration,
-    redis: Option<Arc<redis::RedisTier>>,
+    redis: Option<redis::RedisTier>,
     refuse_without_redis: bool,
     heartbeat: Arc<Heartbeat>,
 }
@@ -107,16 +107,39 @@ impl FastTier {
         metrics: &Arc<Metrics>,
         tasks: &Tasks,
     ) -> anyhow::Result<Self> {
-        let (redis, refuse_without_redis) = match &settings.kind {
+        let redis = match &settings.kind {
             FastTierKind::Redis(redis) => {
-                let refuse = redis.on_failure == config::OnTierFailure::Refuse;
-                (Some(redis::RedisTier::start(redis, settings.ttl, Arc::clone(metrics), tasks)?), refuse)
+                Some(redis::RedisTier::start(redis, settings.ttl, Arc::clone(metrics), tasks)?)
             }
-            FastTierKind::Memory | FastTierKind::Off => (None, false),
+            FastTierKind::Memory | FastTierKind::Off => None,
         };
         let remembers = !matches!(settings.kind, FastTierKind::Off);
-        let memory = remembers.then(|| Cache::new(settings.memory_events));
-        Ok(Self { memory, memory_ttl: settings.memory_ttl, redis, refuse_without_redis, heartbeat })
+        let memory = remembers.then(|| Arc::new(Cache::new(settings.memory_events)));
+        Ok(Self::of(settings, memory, redis, heartbeat))
+    }
+
+    fn of(
+        settings: &config::FastTier,
+        memory: Option<Arc<Cache<EventKey, Remembered>>>,
+        redis: Option<redis::RedisTier>,
+        heartbeat: Arc<Heartbeat>,
+    ) -> Self {
+        let refuse_without_redis = match &settings.kind {
+            FastTierKind::Redis(redis) => redis.on_failure == config::OnTierFailure::Refuse,
+            FastTierKind::Memory | FastTierKind::Off => false,
+        };
+        Self { memory, memory_ttl: settings.memory_ttl, redis, refuse_without_redis, heartbeat }
+    }
+
+    /// The same memory and the same connection under other settings of the same kind; what is remembered already stays for
+    /// as long as it was to.
+    #[must_use]
+    pub fn tuned(&self, settings: &config::FastTier) -> Self {
+        let redis = match (&self.redis, &settings.kind) {
+            (Some(tier), FastTierKind::Redis(redis)) => Some(tier.tuned(redis, settings.ttl)),
+            _ => None,
+        };
+        Self::of(settings, self.memory.clone(), redis, Arc::clone(&self.heartbeat))
     }
 
     /// Whether this process remembers the event as done; the digest is that of the committed body.

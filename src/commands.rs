@@ -18,7 +18,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Loaded};
 use crate::{claim, db};
 
 /// Why a command ends without success, and the exit code that says so.
@@ -89,13 +89,21 @@ pub fn say(line: impl Display) -> Result<(), Exit> {
 /// # Errors
 /// Every mistake in them, exit code 64.
 pub fn load(path: &Path) -> Result<Config, Exit> {
+    load_with_files(path).map(|loaded| loaded.config)
+}
+
+/// As [`load`], and tells which files the settings come from.
+///
+/// # Errors
+/// Every mistake in them, exit code 64.
+pub fn load_with_files(path: &Path) -> Result<Loaded, Exit> {
     match Config::load(path) {
         Ok(loaded) => {
             if !loaded.warnings.is_empty() {
                 complain(&config::report(&loaded.warnings));
             }
             check_urls(path, &loaded.config)?;
-            Ok(loaded.config)
+            Ok(loaded)
         }
         Err(problems) => Err(Exit::settings(config::report(&problems))),
     }
@@ -142,6 +150,14 @@ pub fn runtime(threads: usize) -> Result<Runtime, Exit> {
         builder.worker_threads(threads);
     }
     builder.enable_all().build().map_err(Exit::software)
+}
+
+/// SIGHUP. From now on it does not end the process.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn hangups() -> Result<Signal, Exit> {
+    Ok(signal(SignalKind::hangup())?)
 }
 
 /// SIGTERM and SIGINT.

@@ -1,13 +1,16 @@
 //! Settings: what was typed, checked and turned into what may be used.
 //!
 //! `read` and `source` turn the tables of a file into the types here, `secret` fetches what the file only names,
-//! `relations` compares values with each other. Only this module reads the file, the environment and files with
+//! `relations` compares values with each other, `fixed` and `changes` with the settings of a gateway that runs. Only this module reads the file, the environment and files with
 //! secrets.
 //!
 //! Invariant: a [`Config`] exists only if no error was found in the whole file, and relations between values
 //! hold. (Whether the stores' URLs lead anywhere shows when connecting.) A secret is in no message and no `Debug` output.
 
+mod changes;
 mod effect;
+mod files;
+mod fixed;
 mod load;
 mod read;
 mod relations;
@@ -22,6 +25,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::changes::Changes;
+pub use self::files::{Files, Look, Looks};
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
 use crate::provider::{Key, Scheme};
@@ -82,6 +87,8 @@ pub struct Server {
     pub drain: Duration,
     /// `retry_after = "5s"`: what a 503 or 409 asks for.
     pub retry_after: Duration,
+    /// `reload_check = "5s"`: how often the files are looked at; none with `"off"`.
+    pub reload_check: Option<Duration>,
 }
 
 /// `[admin]`: the listener for operators.

@@ -360,6 +360,17 @@ pub struct Needs {
     pub key_rules: Vec<KeyRule>,
 }
 
+impl Needs {
+    /// What is needed here and was not in `before`, in words.
+    #[must_use]
+    pub fn beyond(&self, before: &Self) -> Vec<String> {
+        let effects = self.effects.iter().filter(|effect| !before.effects.contains(effect));
+        let rules = self.key_rules.iter().filter(|rule| !before.key_rules.contains(rule));
+        let rules = rules.map(|rule| format!("the key rule of source {}", rule.source));
+        effects.map(|effect| format!("effect {effect}")).chain(rules).collect()
+    }
+}
+
 /// Checks the schema's version, every effect function and every source's key rule. Writes nothing. Returns the
 /// rules of sources that have none stored.
 ///

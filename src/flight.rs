@@ -17,7 +17,12 @@ type Waiters<T> = HashMap<(EventKey, Digest), Vec<oneshot::Sender<T>>>;
 #[derive(Debug)]
 pub struct Flights<T> {
     waiters: Mutex<Waiters<T>>,
-    waiters_max: usize,
+}
+
+impl<T> Default for Flights<T> {
+    fn default() -> Self {
+        Self { waiters: Mutex::default() }
+    }
 }
 
 /// What a delivery is in its flight.
@@ -40,21 +45,15 @@ pub struct Leader<T: Clone> {
 }
 
 impl<T: Clone> Flights<T> {
-    /// At most `waiters_max` followers for each event.
-    #[must_use]
-    pub fn new(waiters_max: usize) -> Arc<Self> {
-        Arc::new(Self { waiters: Mutex::default(), waiters_max })
-    }
-
-    /// Joins the flight of this event and body, or starts one.
-    pub fn join(self: &Arc<Self>, key: EventKey, digest: Digest) -> Seat<T> {
+    /// Joins the flight of this event and body, if it has fewer than `waiters_max` followers; or starts one.
+    pub fn join(self: &Arc<Self>, key: EventKey, digest: Digest, waiters_max: usize) -> Seat<T> {
         let flight = (key, digest);
         match self.lock().entry(flight) {
             Entry::Vacant(entry) => {
                 entry.insert(Vec::new());
                 Seat::Leader(Leader { flights: Arc::clone(self), flight: Some(flight) })
             }
-            Entry::Occupied(entry) if entry.get().len() >= self.waiters_max => Seat::Full,
+            Entry::Occupied(entry) if entry.get().len() >= waiters_max => Seat::Full,
             Entry::Occupied(mut entry) => {
                 let (sender, receiver) = oneshot::channel();
                 entry.get_mut().push(sender);
@@ -98,24 +97,24 @@ mod tests {
 
     #[test]
     fn followers_get_the_leaders_result() {
-        let flights = Flights::<u8>::new(2);
-        let Seat::Leader(leader) = flights.join(KEY, BODY) else { panic!("the first leads") };
-        let Seat::Follower(mut one) = flights.join(KEY, BODY) else { panic!("the second follows") };
-        let Seat::Follower(mut two) = flights.join(KEY, BODY) else { panic!("the third follows") };
-        assert!(matches!(flights.join(KEY, BODY), Seat::Full));
-        assert!(matches!(flights.join(KEY, Digest([3; 32])), Seat::Leader(_)), "another body never joins");
+        let flights = Arc::<Flights<u8>>::default();
+        let Seat::Leader(leader) = flights.join(KEY, BODY, 2) else { panic!("the first leads") };
+        let Seat::Follower(mut one) = flights.join(KEY, BODY, 2) else { panic!("the second follows") };
+        let Seat::Follower(mut two) = flights.join(KEY, BODY, 2) else { panic!("the third follows") };
+        assert!(matches!(flights.join(KEY, BODY, 2), Seat::Full));
+        assert!(matches!(flights.join(KEY, Digest([3; 32]), 2), Seat::Leader(_)), "another body never joins");
         leader.land(&7);
         assert_eq!((one.try_recv(), two.try_recv()), (Ok(7), Ok(7)));
-        assert!(matches!(flights.join(KEY, BODY), Seat::Leader(_)), "a landed flight is over");
+        assert!(matches!(flights.join(KEY, BODY, 2), Seat::Leader(_)), "a landed flight is over");
     }
 
     #[test]
     fn a_lost_leader_frees_its_followers() {
-        let flights = Flights::<u8>::new(2);
-        let leader = flights.join(KEY, BODY);
-        let Seat::Follower(mut follower) = flights.join(KEY, BODY) else { panic!("the second follows") };
+        let flights = Arc::<Flights<u8>>::default();
+        let leader = flights.join(KEY, BODY, 2);
+        let Seat::Follower(mut follower) = flights.join(KEY, BODY, 2) else { panic!("the second follows") };
         drop(leader);
         assert!(follower.try_recv().is_err());
-        assert!(matches!(flights.join(KEY, BODY), Seat::Leader(_)));
+        assert!(matches!(flights.join(KEY, BODY, 2), Seat::Leader(_)));
     }
 }

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::header::EXPECT;
@@ -22,7 +23,7 @@ use tokio::time::timeout_at;
 use crate::body;
 use crate::challenge::{self, Reply};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
-use crate::config::{self, Config, RequestLog, Source};
+use crate::config::{Config, InFlight, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
 use crate::identify::{Content, Event, Identified, identify};
@@ -36,22 +37,29 @@ use crate::verify::verify;
 
 type Delivered = Result<Outcome, Failure>;
 
-/// Everything that a request needs.
+/// Everything that requests share, whatever the settings.
 #[derive(Debug)]
 pub struct Gateway {
-    sources: HashMap<String, Arc<Source>>,
-    server: config::Server,
-    in_flight_wait: Duration,
-    request_log: RequestLog,
+    view: ArcSwap<View>,
     requests: Arc<Semaphore>,
     body_budget: Arc<Semaphore>,
-    tier: FastTier,
-    recorder: Recorder,
     flights: Arc<Flights<Delivered>>,
     metrics: Arc<Metrics>,
     nowhere: Arc<str>,
     log: Log,
     tasks: Tasks,
+}
+
+/// What the settings come to. A request takes one at its head and keeps it to its end: it never sees parts of two.
+#[derive(Debug)]
+struct View {
+    sources: HashMap<String, Arc<Source>>,
+    body_timeout: Duration,
+    retry_after: Duration,
+    in_flight: InFlight,
+    request_log: RequestLog,
+    tier: FastTier,
+    recorder: Recorder,
 }
 
 /// What a request turned out to be, in front of the boundary.
@@ -87,6 +95,7 @@ struct Times {
 #[derive(Debug)]
 struct Visit {
     gateway: Arc<Gateway>,
+    view: Arc<View>,
     id: u64,
     started: Instant,
     trace: Trace,
@@ -108,17 +117,11 @@ impl Gateway {
         log: Log,
         tasks: Tasks,
     ) -> Self {
-        let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
         Self {
-            sources: sources.collect(),
-            in_flight_wait: config.in_flight.wait,
-            request_log: config.log.requests,
+            view: ArcSwap::from_pointee(View::new(config, tier, recorder)),
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
-            server: config.server.clone(),
-            tier,
-            recorder,
-            flights: Flights::new(config.in_flight.waiters_max),
+            flights: Arc::default(),
             metrics,
             nowhere: "none".into(),
             log,
@@ -126,9 +129,20 @@ impl Gateway {
         }
     }
 
+    /// From now on requests begin under these settings; those under way end under the ones with which they began. What
+    /// cannot change without a restart must be the same in both.
+    pub fn take_up(&self, config: &Config) {
+        let before = self.view.load_full();
+        let tier = before.tier.tuned(&config.fast_tier);
+        let sources = config.sources.values().map(AsRef::as_ref);
+        let recorder = before.recorder.tuned(&config.postgres, sources);
+        self.view.store(Arc::new(View::new(config, tier, recorder)));
+    }
+
     /// Answers a request; every request gets one log line and one count, even if its client goes away.
     pub async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let mut visit = Visit::begin(&self);
+        let retry_after = visit.view.retry_after;
         let received = receive(&self, request, &mut visit).await;
         let source = visit.trace.source.clone();
         let result = match received {
@@ -139,28 +153,45 @@ impl Gateway {
                 let gateway = Arc::clone(&self);
                 let work = self.tasks.spawn(async move {
                     let deadline = visit.started + source.deadline;
+                    let times = &mut visit.trace.times;
                     let delivered =
-                        gateway.deliver_batch(&source, events, deadline, &mut visit.trace.times).await;
+                        visit.view.deliver_batch(&gateway.metrics, &source, events, deadline, times).await;
                     visit.end(delivered)
                 });
                 work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
             }
             Ok(Arrived::Event(source, event)) => {
-                if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
+                if let Some(committed) = visit.view.tier.recall(&event.key, Instant::now()) {
                     visit.end(Ok(known(&event, committed, Tier::Memory)))
                 } else {
                     // ‖ From here on a client that goes away changes nothing.
                     let gateway = Arc::clone(&self);
                     let work = self.tasks.spawn(async move {
                         let deadline = visit.started + source.deadline;
-                        let delivered = gateway.once(&source, &event, deadline, &mut visit.trace.times).await;
+                        let times = &mut visit.trace.times;
+                        let delivered = visit.view.once(&gateway, &source, &event, deadline, times).await;
                         visit.end(delivered)
                     });
                     work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
                 }
             }
         };
-        respond::respond(source.as_deref(), &result, self.server.retry_after)
+        respond::respond(source.as_deref(), &result, retry_after)
+    }
+}
+
+impl View {
+    fn new(config: &Config, tier: FastTier, recorder: Recorder) -> Self {
+        let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
+        Self {
+            sources: sources.collect(),
+            body_timeout: config.server.body_timeout,
+            retry_after: config.server.retry_after,
+            in_flight: config.in_flight.clone(),
+            request_log: config.log.requests,
+            tier,
+            recorder,
+        }
     }
 
     /// Finds the source that the path names, and whether it takes such a request at all.
@@ -184,14 +215,15 @@ impl Gateway {
     /// Delivers an event once: joins a delivery of it that is under way, or leads one.
     async fn once(
         &self,
+        gateway: &Gateway,
         source: &Arc<Source>,
         event: &Arc<Event>,
         deadline: Instant,
         times: &mut Times,
     ) -> Delivered {
-        match self.flights.join(event.key, event.digest) {
+        match gateway.flights.join(event.key, event.digest, self.in_flight.waiters_max) {
             Seat::Leader(leader) => {
-                let delivered = self.deliver(source, event, deadline, times).await;
+                let delivered = self.deliver(&gateway.metrics, source, event, deadline, times).await;
                 leader.land(&delivered);
                 delivered
             }
@@ -213,16 +245,17 @@ impl Gateway {
     /// claim → record → settle. Runs to its end in any case.
     async fn deliver(
         &self,
+        metrics: &Metrics,
         source: &Arc<Source>,
         event: &Arc<Event>,
         deadline: Instant,
         times: &mut Times,
     ) -> Delivered {
         let started = Instant::now();
-        let wait = self.in_flight_wait.min(deadline.saturating_duration_since(started));
+        let wait = self.in_flight.wait.min(deadline.saturating_duration_since(started));
         let claim = self.tier.claim(&event.key, wait).await;
         times.claim = started.elapsed();
-        self.metrics.claimed(times.claim);
+        metrics.claimed(times.claim);
         let (lease, how) = match claim.map_err(tier_refused)? {
             Claim::Done(committed) => return Ok(known(event, committed, Tier::Redis)),
             Claim::Held(lease) => (Some(lease), How::Batched),
@@ -232,7 +265,7 @@ impl Gateway {
         let started = Instant::now();
         let recorded = self.record(source, event, deadline, how).await;
         times.record = started.elapsed();
-        self.metrics.recorded(times.record);
+        metrics.recorded(times.record);
         if let (Err(_), Some(lease)) = (&recorded, lease) {
             self.tier.release(&event.key, lease).await;
         }
@@ -243,6 +276,7 @@ impl Gateway {
     /// leases; Postgres decides. Runs to its end in any case.
     async fn deliver_batch(
         &self,
+        metrics: &Metrics,
         source: &Arc<Source>,
         events: Vec<Arc<Event>>,
         deadline: Instant,
@@ -255,7 +289,7 @@ impl Gateway {
         let keys: Vec<_> = events.iter().map(|event| event.key).collect();
         let done = self.tier.recognise(&keys).await.map_err(tier_refused)?;
         times.claim = started.elapsed();
-        self.metrics.claimed(times.claim);
+        metrics.claimed(times.claim);
         let started = Instant::now();
         let results = join_all(events.iter().zip(done).map(async |(event, done)| {
             let result = match done {
@@ -266,7 +300,7 @@ impl Gateway {
         }));
         let results = results.await;
         times.record = started.elapsed();
-        self.metrics.recorded(times.record);
+        metrics.recorded(times.record);
         Ok(Outcome::Batch(Arc::new(Tally::of(source, results))))
     }
 
@@ -294,6 +328,7 @@ impl Visit {
         gateway.metrics.requests_in_flight.inc();
         Self {
             gateway: Arc::clone(gateway),
+            view: gateway.view.load_full(),
             id: rand::random(),
             started: Instant::now(),
             trace: Trace::default(),
@@ -319,7 +354,7 @@ impl Visit {
         if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
             gateway.metrics.duplicate(*tier);
         }
-        if gateway.request_log == RequestLog::Failed && verdict.status.is_success() {
+        if self.view.request_log == RequestLog::Failed && verdict.status.is_success() {
             return;
         }
         let mut line = Line::new(jiff::Timestamp::now(), respond::level(result), "request");
@@ -384,8 +419,8 @@ async fn receive(
     visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
-    let body_timeout = gateway.server.body_timeout;
-    let source = match gateway.admit(&head, &mut trace.source) {
+    let body_timeout = visit.view.body_timeout;
+    let source = match visit.view.admit(&head, &mut trace.source) {
         Ok(source) => source,
         Err(refused) => {
             body::discard(&head, body, visit.started + body_timeout).await;

@@ -16,7 +16,7 @@
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
-//! | [`serve`], [`tasks`], [`log`], [`metrics`], [`error`] | a running process |
+//! | [`serve`], [`reload`], [`tasks`], [`log`], [`metrics`], [`error`] | a running process |
 //! | [`commands`], [`dev`] | everything beside `serve` |
 
 pub mod admin;
@@ -40,6 +40,7 @@ pub mod metrics;
 mod parts;
 pub mod provider;
 pub mod record;
+pub mod reload;
 pub mod respond;
 pub mod serve;
 pub mod server;

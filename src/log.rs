@@ -5,7 +5,7 @@
 
 use std::fmt::{Arguments, Write as _};
 use std::io::{self, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
@@ -13,6 +13,7 @@ use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{Registry, reload};
 
 /// Bytes that may wait to be written.
 const BUFFER_MAX: usize = 4 * 1024 * 1024;
@@ -32,6 +33,8 @@ struct Shared {
     buffer: Mutex<Buffer>,
     changed: Condvar,
     dropped: Counter,
+    /// Set once the log is installed.
+    level: OnceLock<reload::Handle<Targets, Registry>>,
 }
 
 impl Shared {
@@ -60,7 +63,12 @@ impl Log {
     /// # Errors
     /// Those of starting a thread.
     pub fn start_in(out: impl Write + Send + 'static, dropped: Counter) -> io::Result<Self> {
-        let shared = Arc::new(Shared { buffer: Mutex::default(), changed: Condvar::new(), dropped });
+        let shared = Arc::new(Shared {
+            buffer: Mutex::default(),
+            changed: Condvar::new(),
+            dropped,
+            level: OnceLock::new(),
+        });
         let log = Self { shared: Arc::clone(&shared) };
         std::thread::Builder::new().name("log".to_owned()).spawn(move || write_out(&shared, out))?;
         Ok(log)
@@ -68,8 +76,7 @@ impl Log {
 
     /// Makes this the destination of `tracing` events of `level` and above.
     pub fn install(&self, level: &str) {
-        let ours = level.parse().unwrap_or(LevelFilter::INFO);
-        let filter = Targets::new().with_default(LevelFilter::WARN).with_target("hapax", ours);
+        let (filter, handle) = reload::Layer::new(targets(level));
         let lines = tracing_subscriber::fmt::layer()
             .json()
             .flatten_event(true)
@@ -79,6 +86,15 @@ impl Log {
         let subscriber = tracing_subscriber::registry().with(lines.with_filter(filter));
         // Fails only if one is installed already, as in tests.
         drop(tracing::subscriber::set_global_default(subscriber));
+        drop(self.shared.level.set(handle));
+    }
+
+    /// From now on `tracing` events of `level` and above are written, if this log is installed.
+    pub fn set_level(&self, level: &str) {
+        if let Some(handle) = self.shared.level.get() {
+            // Fails only if the subscriber is gone, and then nobody logs.
+            drop(handle.reload(targets(level)));
+        }
     }
 
     /// Adds a line, which ends in a newline.
@@ -108,6 +124,12 @@ impl Log {
             buffer = self.shared.changed.wait_timeout(buffer, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
+
+/// Ours from `level` on, what libraries say only from warnings on.
+fn targets(level: &str) -> Targets {
+    let ours = level.parse().unwrap_or(LevelFilter::INFO);
+    Targets::new().with_default(LevelFilter::WARN).with_target("hapax", ours)
 }
 
 fn write_out(shared: &Shared, mut out: impl Write) {

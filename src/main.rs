@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hapax::commands::{self, Exit};
-use hapax::config::Config;
+use hapax::config::Loaded;
 use hapax::log::Log;
 use hapax::metrics::Metrics;
 use hapax::serve;
@@ -100,34 +100,46 @@ fn main() -> ExitCode {
 }
 
 fn run_serve(file: &ConfigFile, migrate: bool) -> Result<(), Exit> {
-    let config = commands::load(&file.config)?;
+    let loaded = commands::load_with_files(&file.config)?;
+    let config = &loaded.config;
     commands::raise_open_files(config.server.connections_max + config.postgres.connections);
     let metrics = Arc::new(Metrics::new());
     let log = Log::start(metrics.log_lines_dropped.clone())?;
     log.install(&config.log.level);
-    let served = commands::runtime(config.server.threads)?
-        .block_on(serve_until_stopped(&config, migrate, metrics, &log));
-    log.flush(Duration::from_secs(1));
+    let runtime = commands::runtime(config.server.threads)?;
+    let served = runtime.block_on(serve_until_stopped(file, loaded, migrate, metrics, &log));
+    log.flush(LAST_WORDS);
+    // A file that cannot be read to its end holds up nobody.
+    runtime.shutdown_timeout(LAST_WORDS);
     served
 }
 
+/// What a process that has stopped may still take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 async fn serve_until_stopped(
-    config: &Config,
+    file: &ConfigFile,
+    loaded: Loaded,
     migrate: bool,
     metrics: Arc<Metrics>,
     log: &Log,
 ) -> Result<(), Exit> {
+    // Before anything that takes time, so that an early signal is kept and not the end.
+    let hangups = commands::hangups()?;
+    let Loaded { config, files, .. } = loaded;
     if migrate {
         commands::migrate::apply(&config.postgres).await?;
     }
-    let running = serve::start(config, metrics, log.clone()).await?;
+    let running = serve::start(Arc::new(config), metrics, log.clone()).await?;
+    running.follow(file.config.clone(), files, hangups);
     let mut stop = commands::Signals::listen()?;
     tokio::select! {
         () = stop.next() => {}
         () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
     }
+    let drain = running.drain();
     tokio::select! {
-        () = running.stop(config.server.drain) => Ok(()),
+        () = running.stop(drain) => Ok(()),
         () = stop.next() => Err(Exit::software("stopped at once by a second signal")),
     }
 }

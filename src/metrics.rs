@@ -77,6 +77,11 @@ struct TroubleLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabels {
+    result: Word,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StageLabels {
     stage: Word,
 }
@@ -99,6 +104,15 @@ struct Tiers {
     postgres: Counter,
 }
 
+/// What became of changed settings.
+#[derive(Debug)]
+struct Reloads {
+    ok: Counter,
+    refused: Counter,
+    failed: Gauge,
+    last_success: Gauge<f64, AtomicU64>,
+}
+
 /// All metrics of a process.
 #[derive(Debug)]
 pub struct Metrics {
@@ -119,6 +133,7 @@ pub struct Metrics {
     pub requests_in_flight: Gauge,
     /// Log lines that were left out because nobody read them.
     pub log_lines_dropped: Counter,
+    reloads: Reloads,
     heartbeat_age_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -156,6 +171,25 @@ impl Stages {
     }
 }
 
+impl Reloads {
+    fn registered(registry: &mut Registry) -> Self {
+        let family = Family::<ReloadLabels, Counter>::default();
+        let of = |result| family.get_or_create(&ReloadLabels { result: Word(result) }).clone();
+        let (failed, last_success) = (Gauge::default(), Gauge::default());
+        let reloads = Self { ok: of("ok"), refused: of("refused"), failed, last_success };
+        registry.register("config_reloads", "Times that changed settings were taken up or refused", family);
+        let help = "1 while the settings in use are not those of the file, which was refused";
+        registry.register("config_reload_failed", help, reloads.failed.clone());
+        registry.register_with_unit(
+            "config_last_success_timestamp",
+            "When the settings in use were taken up, in seconds since 1970",
+            Unit::Seconds,
+            reloads.last_success.clone(),
+        );
+        reloads
+    }
+}
+
 fn histogram(start: f64) -> Histogram {
     Histogram::new(exponential_buckets(start, 2.0, 16))
 }
@@ -168,6 +202,7 @@ impl Metrics {
         // Looked up once: they are used for every request.
         let duplicates = Tiers::registered(&mut registry);
         let stage_seconds = Stages::registered(&mut registry);
+        let reloads = Reloads::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -183,6 +218,7 @@ impl Metrics {
             connections: Gauge::default(),
             requests_in_flight: Gauge::default(),
             log_lines_dropped: Counter::default(),
+            reloads,
             heartbeat_age_seconds: Gauge::default(),
         };
         metrics.registered()
@@ -308,6 +344,24 @@ impl Metrics {
     /// Redis is in the path.
     pub fn breaker_closed(&self) {
         self.redis_in_use.set(1);
+    }
+
+    /// These settings are in use from `now` on: those of the start.
+    pub fn settings_in_use(&self, now: jiff::Timestamp) {
+        self.reloads.failed.set(0);
+        self.reloads.last_success.set(now.as_duration().as_secs_f64());
+    }
+
+    /// Changed settings are in use from `now` on.
+    pub fn settings_taken_up(&self, now: jiff::Timestamp) {
+        self.reloads.ok.inc();
+        self.settings_in_use(now);
+    }
+
+    /// Changed settings are refused; those of before stay in use.
+    pub fn settings_refused(&self) {
+        self.reloads.refused.inc();
+        self.reloads.failed.set(1);
     }
 
     /// The text that a scraper reads; `heartbeat_age` is measured now.

@@ -86,6 +86,40 @@ pub enum How {
     Alone,
 }
 
+/// The settings that a lane keeps for its life; under others there is another lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LaneSettings {
+    lock_timeout: Duration,
+    statement_timeout: Duration,
+    commit_timeout: Duration,
+    synchronous_commit: config::SynchronousCommit,
+    batch_events: usize,
+    batch_bytes: usize,
+    queue_events: usize,
+}
+
+impl LaneSettings {
+    fn of(settings: &config::Postgres) -> Self {
+        // Every key by name, so that a new one that lanes keep is not forgotten here.
+        #[rustfmt::skip]
+        let config::Postgres {
+            lock_timeout, statement_timeout, commit_timeout, synchronous_commit, batch_events, batch_bytes,
+            queue_events, url: _, transaction_pooler: _, connections: _, connect_timeout: _, record_timeout: _,
+            queue_bytes: _, heartbeat: _, generation_age_max: _,
+        } = *settings;
+        Self {
+            lock_timeout,
+            statement_timeout,
+            commit_timeout,
+            synchronous_commit,
+            batch_events,
+            batch_bytes,
+            queue_events,
+        }
+    }
+}
+
+/// Ends when nobody holds it and its queue is empty.
 struct Lane {
     queue: mpsc::Sender<Job>,
     writer: Arc<Writer>,
@@ -93,12 +127,33 @@ struct Lane {
     alone: Semaphore,
 }
 
-/// Takes events and gives back what Postgres says of them.
+impl Lane {
+    fn start(shared: &Shareable, settings: &config::Postgres, effect: &Effect) -> Self {
+        let (queue, incoming) = mpsc::channel(settings.queue_events);
+        let writer = Arc::new(Writer::new(shared.pool.clone(), settings, effect));
+        let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(&shared.metrics));
+        shared.tasks.spawn_while_needed("lane", lane.run());
+        Self { queue, writer, alone: Semaphore::new(1) }
+    }
+}
+
+/// Takes events and gives back what Postgres says of them, under some settings. Recorders of before and after a reload
+/// share the lanes that are the same under both.
 pub struct Recorder {
-    lanes: HashMap<Effect, Lane>,
-    queue_bytes: Arc<Semaphore>,
+    lanes: HashMap<Effect, Arc<Lane>>,
+    lane_settings: LaneSettings,
     record_timeout: Duration,
     mode_alone: Mode,
+    shared: Shareable,
+}
+
+/// What lives as long as the process.
+#[derive(Clone)]
+struct Shareable {
+    pool: Pool,
+    queue_bytes: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+    tasks: Tasks,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -117,27 +172,41 @@ impl Recorder {
         metrics: &Arc<Metrics>,
         tasks: &Tasks,
     ) -> Self {
+        let queue_bytes = byte_budget(settings.queue_bytes);
+        let (pool, metrics, tasks) = (pool.clone(), Arc::clone(metrics), tasks.clone());
+        Self::with(Shareable { pool, queue_bytes, metrics, tasks }, settings, sources, None)
+    }
+
+    /// The same pool under other settings of the same database. Lanes that stay the same are taken over with their queues; the
+    /// others end when the requests that use them have.
+    #[must_use]
+    pub fn tuned<'a>(&self, settings: &config::Postgres, sources: impl Iterator<Item = &'a Source>) -> Self {
+        let pool = &self.shared.pool;
+        // Never smaller: what the pool lends at that moment would be counted wrongly when it comes back.
+        if settings.connections > pool.status().max_size {
+            pool.resize(settings.connections);
+        }
+        Self::with(self.shared.clone(), settings, sources, Some(self))
+    }
+
+    fn with<'a>(
+        shared: Shareable,
+        settings: &config::Postgres,
+        sources: impl Iterator<Item = &'a Source>,
+        before: Option<&Self>,
+    ) -> Self {
+        let lane_settings = LaneSettings::of(settings);
+        let kept = before.filter(|before| before.lane_settings == lane_settings);
         let mut lanes = HashMap::new();
         for source in sources {
             lanes.entry(source.effect.clone()).or_insert_with_key(|effect| {
-                let (queue, incoming) = mpsc::channel(settings.queue_events);
-                let writer = Writer::new(pool.clone(), settings, effect);
-                let writer = Arc::new(writer);
-                let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
-                tasks.spawn_loop("lane", lane.run());
-                Lane { queue, writer, alone: Semaphore::new(1) }
+                let kept = kept.and_then(|before| before.lanes.get(effect));
+                kept.map_or_else(|| Arc::new(Lane::start(&shared, settings, effect)), Arc::clone)
             });
         }
-        Self {
-            lanes,
-            queue_bytes: byte_budget(settings.queue_bytes),
-            record_timeout: settings.record_timeout,
-            mode_alone: Mode {
-                one_by_one: true,
-                lock_timeout: settings.lock_timeout,
-                statement_timeout: settings.statement_timeout,
-            },
-        }
+        let LaneSettings { lock_timeout, statement_timeout, .. } = lane_settings;
+        let mode_alone = Mode { one_by_one: true, lock_timeout, statement_timeout };
+        Self { lanes, lane_settings, record_timeout: settings.record_timeout, mode_alone, shared }
     }
 
     /// Records one event, and returns when its commit is confirmed or `deadline` has come.
@@ -170,7 +239,7 @@ impl Recorder {
 
     async fn record_batched(&self, lane: &Lane, delivery: &Delivery) -> Result<Shared, RecordError> {
         let permits = permits(delivery.event.body.len());
-        let bytes = Arc::clone(&self.queue_bytes)
+        let bytes = Arc::clone(&self.shared.queue_bytes)
             .try_acquire_many_owned(permits)
             .map_err(|_full| overloaded("queue_bytes is reached"))?;
         let (job, reply) = Job::new(delivery, bytes);

@@ -2,17 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::net::TcpListener;
+use tokio::signal::unix::Signal;
+use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::admin::Admin;
 use crate::claim::FastTier;
-use crate::config::{self, Config, Effect};
+use crate::config::{self, Config, Effect, Files};
 use crate::db::key_rule::KeyRule;
 use crate::db::{self, Needs, Unready};
 use crate::generation::Heartbeat;
@@ -20,6 +23,7 @@ use crate::ingest::Gateway;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
+use crate::reload::{Live, Reload};
 use crate::server::{self, Closing, Limits};
 use crate::tasks::Tasks;
 
@@ -37,7 +41,7 @@ pub struct Running {
     pub admin: SocketAddr,
     closing: Closing,
     admin_closing: Closing,
-    drain: Duration,
+    live: Live,
     tasks: Tasks,
 }
 
@@ -46,11 +50,10 @@ pub struct Running {
 ///
 /// # Errors
 /// A wrong database, an address that cannot be listened on, a wrong URL.
-pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::Result<Running> {
+pub async fn start(config: Arc<Config>, metrics: Arc<Metrics>, log: Log) -> anyhow::Result<Running> {
     let tasks = Tasks::default();
     let schema_ready = Arc::new(AtomicBool::new(false));
-    let needs = needs(config);
-    match take_up_schema(&config.postgres, &needs).await {
+    match take_up_schema(&config.postgres, &needs(&config)).await {
         Ok(()) => schema_ready.store(true, Ordering::Relaxed),
         Err(Unready::Unreachable(cause)) => {
             warn!(cause, "postgres cannot be reached yet; starting not ready");
@@ -62,14 +65,17 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
 
     let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
     tasks.spawn_loop("heartbeat", db::heartbeat_loop(config.postgres.clone(), Arc::clone(&heartbeat)));
-    let watched = watch_schema(config.postgres.clone(), needs, Arc::clone(&schema_ready));
+    let (current, watched) = watch::channel(Arc::clone(&config));
+    let watched = watch_schema(watched, Arc::clone(&schema_ready));
     tasks.spawn_loop("schema", watched);
 
     let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
     let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
-    let gateway = Arc::new(Gateway::new(config, tier, recorder, Arc::clone(&metrics), log, tasks.clone()));
+    let gateway =
+        Arc::new(Gateway::new(&config, tier, recorder, Arc::clone(&metrics), log.clone(), tasks.clone()));
+    metrics.settings_in_use(jiff::Timestamp::now());
 
     let closing = Closing::default();
     let admin_closing = Closing::default();
@@ -84,7 +90,13 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
         admin: admin_listener.local_addr()?,
         closing: closing.clone(),
         admin_closing: admin_closing.clone(),
-        drain: config.server.drain,
+        live: Live {
+            current,
+            gateway: Arc::clone(&gateway),
+            metrics: Arc::clone(&metrics),
+            log,
+            draining: Arc::clone(&closing.draining),
+        },
         tasks: tasks.clone(),
     };
     let open = metrics.connections.clone();
@@ -121,6 +133,19 @@ fn limits(server: &config::Server) -> Limits {
 const ADMIN_CONNECTIONS_MAX: usize = 64;
 
 impl Running {
+    /// From now on takes up changed settings: at each signal, and when one of the `files` that the settings in use come from
+    /// holds something else.
+    pub fn follow(&self, path: PathBuf, files: Files, signal: Signal) {
+        let reload = Reload::new(self.live.clone(), path, files);
+        self.tasks.spawn_loop("reload", reload.run(signal));
+    }
+
+    /// How long the settings in use want a stopping gateway to serve on.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        self.live.current.borrow().server.drain
+    }
+
     /// Completes when a background loop has ended by itself, which should never happen.
     pub async fn broken(&self) {
         self.tasks.broken().await;
@@ -138,7 +163,7 @@ impl Running {
         self.closing.stop.cancel();
         self.admin_closing.stop.cancel();
         // No source's deadline is longer than the drain time.
-        if !self.tasks.finish(self.drain).await {
+        if !self.tasks.finish(self.live.current.borrow().server.drain).await {
             warn!("stopping: some work did not end within the drain time");
         }
         info!("stopped");
@@ -168,18 +193,19 @@ fn effects(config: &Config) -> Vec<String> {
 ///
 /// # Errors
 /// What is not.
-async fn take_up_schema(settings: &config::Postgres, needs: &Needs) -> Result<(), Unready> {
+pub(crate) async fn take_up_schema(settings: &config::Postgres, needs: &Needs) -> Result<(), Unready> {
     let client = db::connect(settings).await.map_err(|error| Unready::Unreachable(error.to_string()))?;
     let limit = settings.connect_timeout;
     let taken_up = tokio::time::timeout(limit, db::take_up(&client, needs)).await;
     taken_up.unwrap_or_else(|_elapsed| Err(Unready::Unreachable(format!("no answer within {limit:?}"))))
 }
 
-/// Until the database is ready, looks again and again; then keeps its partitions made ahead.
-async fn watch_schema(settings: config::Postgres, needs: Needs, ready: Arc<AtomicBool>) {
+/// Until the database is ready for the settings in use, looks again and again; then keeps its partitions made ahead.
+async fn watch_schema(current: watch::Receiver<Arc<Config>>, ready: Arc<AtomicBool>) {
     let mut failures: u32 = 0;
     while !ready.load(Ordering::Relaxed) {
-        match take_up_schema(&settings, &needs).await {
+        let config = Arc::clone(&current.borrow());
+        match take_up_schema(&config.postgres, &needs(&config)).await {
             Ok(()) => {
                 info!("the database is ready");
                 ready.store(true, Ordering::Relaxed);
@@ -193,6 +219,8 @@ async fn watch_schema(settings: config::Postgres, needs: Needs, ready: Arc<Atomi
             }
         }
     }
+    // What connecting takes never changes.
+    let settings = current.borrow().postgres.clone();
     loop {
         match db::make_body_partitions(&settings).await {
             Ok(made) => {

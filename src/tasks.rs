@@ -36,13 +36,28 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        self.supervise(name, false, work);
+    }
+
+    /// Runs a loop that ends when nobody needs it any more. If it panics, the process stops.
+    pub fn spawn_while_needed<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.supervise(name, true, work);
+    }
+
+    fn supervise<F>(&self, name: &'static str, may_end: bool, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let (stop, stopping, broken) = (self.stop.clone(), self.stopping.clone(), self.broken.clone());
         let work = tokio::spawn(work);
         drop(tokio::spawn(async move {
             let abort = work.abort_handle();
             tokio::select! {
                 () = stop.cancelled() => abort.abort(),
-                ended = work => if ended.is_err() || !stopping.is_cancelled() {
+                ended = work => if ended.is_err() || !(may_end || stopping.is_cancelled()) {
                     error!(task = name, error = ?ended.err(), "a background loop ended; the process stops");
                     broken.cancel();
                 }

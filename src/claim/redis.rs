@@ -84,17 +84,43 @@ struct Used {
     number: u64,
 }
 
-pub(super) struct RedisTier {
-    pool: Pool,
-    prefix: String,
+/// What of the settings may change while the connection stays.
+#[derive(Debug, Clone, Copy)]
+struct Tuning {
     lease_ms: u64,
     ttl_ms: u64,
     timeout: Duration,
     breaker_failures: u32,
+}
+
+impl Tuning {
+    fn of(settings: &config::Redis, ttl: Duration) -> Self {
+        let config::Redis { lease, timeout, breaker_failures, .. } = *settings;
+        Self { lease_ms: millis(lease), ttl_ms: millis(ttl), timeout, breaker_failures }
+    }
+}
+
+/// A done marker on its way, and how it is to be written.
+struct Settled {
+    key: String,
+    marker: String,
+    tuning: Tuning,
+}
+
+/// Redis as some settings use it; those of before and after a reload share one link.
+pub(super) struct RedisTier {
+    link: Arc<Link>,
+    tuning: Tuning,
+}
+
+/// The connection and what keeps it.
+struct Link {
+    pool: Pool,
+    prefix: String,
     live: Mutex<Option<Live>>,
     failures: AtomicU32,
     broken: Notify,
-    markers: mpsc::Sender<(String, String)>,
+    markers: mpsc::Sender<Settled>,
     release: redis::Script,
     metrics: Arc<Metrics>,
 }
@@ -105,16 +131,12 @@ impl RedisTier {
         ttl: Duration,
         metrics: Arc<Metrics>,
         tasks: &Tasks,
-    ) -> anyhow::Result<Arc<Self>> {
+    ) -> anyhow::Result<Self> {
         let pool = pool(settings)?;
         let (markers, waiting) = mpsc::channel(SETTLE_QUEUE);
-        let tier = Arc::new(Self {
+        let link = Arc::new(Link {
             pool,
             prefix: settings.prefix.clone(),
-            lease_ms: millis(settings.lease),
-            ttl_ms: millis(ttl),
-            timeout: settings.timeout,
-            breaker_failures: settings.breaker_failures,
             live: Mutex::new(None),
             failures: AtomicU32::new(0),
             broken: Notify::new(),
@@ -122,36 +144,36 @@ impl RedisTier {
             release: redis::Script::new(include_str!("release.lua")),
             metrics,
         });
-        tasks.spawn_loop("redis connection", Arc::clone(&tier).keep_connected());
-        tasks.spawn_loop("redis markers", Arc::clone(&tier).write_markers(waiting));
-        Ok(tier)
+        tasks.spawn_loop("redis connection", Arc::clone(&link).keep_connected());
+        tasks.spawn_loop("redis markers", Arc::clone(&link).write_markers(waiting));
+        Ok(Self { link, tuning: Tuning::of(settings, ttl) })
+    }
+
+    /// The same connection under other settings.
+    pub(super) fn tuned(&self, settings: &config::Redis, ttl: Duration) -> Self {
+        Self { link: Arc::clone(&self.link), tuning: Tuning::of(settings, ttl) }
     }
 
     fn key(&self, key: &EventKey) -> String {
-        redis_key(&self.prefix, key)
+        redis_key(&self.link.prefix, key)
     }
 
-    fn live(&self) -> Option<Used> {
-        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
-        live.as_ref().map(|live| Used {
-            connection: live.pooled.as_ref().clone(),
-            abilities: live.abilities,
-            number: live.number,
-        })
+    fn count_failure(&self, number: u64, trouble: RedisTrouble, cause: &str) {
+        self.link.count_failure(number, trouble, cause, self.tuning.breaker_failures);
     }
 
     /// One command, `SET key lease NX GET PX`.
     pub(super) async fn claim(&self, key: &EventKey, lease: &str) -> Result<Found, Away> {
-        let Used { mut connection, abilities, number } = self.live().ok_or(Away)?;
+        let Used { mut connection, abilities, number } = self.link.live().ok_or(Away)?;
         let key = self.key(key);
-        let asked = timeout(self.timeout, async {
+        let asked = timeout(self.tuning.timeout, async {
             if abilities.nx_get {
                 let mut command = redis::cmd("SET");
-                command.arg(&key).arg(lease).arg("NX").arg("GET").arg("PX").arg(self.lease_ms);
+                command.arg(&key).arg(lease).arg("NX").arg("GET").arg("PX").arg(self.tuning.lease_ms);
                 command.query_async::<Value>(&mut connection).await.map(|old| (Value::Nil, old))
             } else {
                 let mut pair = redis::pipe();
-                pair.cmd("SET").arg(&key).arg(lease).arg("NX").arg("PX").arg(self.lease_ms);
+                pair.cmd("SET").arg(&key).arg(lease).arg("NX").arg("PX").arg(self.tuning.lease_ms);
                 pair.cmd("GET").arg(&key);
                 pair.query_async::<(Value, Value)>(&mut connection).await
             }
@@ -169,7 +191,7 @@ impl RedisTier {
         };
         match found {
             Ok(found) => {
-                self.failures.store(0, Ordering::Relaxed);
+                self.link.failures.store(0, Ordering::Relaxed);
                 Ok(found)
             }
             Err((trouble, cause)) => {
@@ -184,13 +206,14 @@ impl RedisTier {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let Used { mut connection, number, .. } = self.live().ok_or(Away)?;
+        let Used { mut connection, number, .. } = self.link.live().ok_or(Away)?;
         let mut command = redis::cmd("MGET");
         command.arg(keys.iter().map(|key| self.key(key)).collect::<Vec<_>>());
         // Not a string: MGET gives nothing for a key of another type.
-        match timeout(self.timeout, command.query_async::<Vec<Option<Vec<u8>>>>(&mut connection)).await {
+        match timeout(self.tuning.timeout, command.query_async::<Vec<Option<Vec<u8>>>>(&mut connection)).await
+        {
             Ok(Ok(values)) => {
-                self.failures.store(0, Ordering::Relaxed);
+                self.link.failures.store(0, Ordering::Relaxed);
                 Ok(values)
             }
             Ok(Err(error)) => {
@@ -206,34 +229,47 @@ impl RedisTier {
 
     /// Queues a done marker.
     pub(super) fn settle(&self, key: &EventKey, marker: String) {
-        if self.markers.try_send((self.key(key), marker)).is_err() {
-            self.metrics.marker_dropped(1);
+        let settled = Settled { key: self.key(key), marker, tuning: self.tuning };
+        if self.link.markers.try_send(settled).is_err() {
+            self.link.metrics.marker_dropped(1);
         }
     }
 
     /// Deletes our own lease and nobody else's.
     pub(super) async fn release(&self, key: &EventKey, lease: &str) {
-        let Some(Used { mut connection, abilities: Abilities { scripts: true, .. }, number }) = self.live()
+        let Some(Used { mut connection, abilities: Abilities { scripts: true, .. }, number }) =
+            self.link.live()
         else {
             return;
         };
-        let mut call = self.release.prepare_invoke();
+        let mut call = self.link.release.prepare_invoke();
         call.key(self.key(key)).arg(lease);
-        match timeout(self.timeout, call.invoke_async::<i64>(&mut connection)).await {
+        match timeout(self.tuning.timeout, call.invoke_async::<i64>(&mut connection)).await {
             Ok(Ok(_deleted)) => {}
             Ok(Err(error)) => self.count_failure(number, classify(&error), error.category()),
             Err(_elapsed) => self.count_failure(number, RedisTrouble::Timeout, TOO_LATE),
         }
     }
+}
+
+impl Link {
+    fn live(&self) -> Option<Used> {
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.as_ref().map(|live| Used {
+            connection: live.pooled.as_ref().clone(),
+            abilities: live.abilities,
+            number: live.number,
+        })
+    }
 
     /// Enough failures in a row, or one that this connection cannot recover from, open the breaker.
-    fn count_failure(&self, number: u64, trouble: RedisTrouble, cause: &str) {
+    fn count_failure(&self, number: u64, trouble: RedisTrouble, cause: &str, breaker_failures: u32) {
         self.metrics.redis_failed(trouble);
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(failed) = live.take_if(|live| live.number == number) else { return };
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         let hopeless = matches!(trouble, RedisTrouble::Connection | RedisTrouble::ReadOnly);
-        if !hopeless && failures < self.breaker_failures {
+        if !hopeless && failures < breaker_failures {
             *live = Some(failed);
             return;
         }
@@ -279,7 +315,7 @@ impl RedisTier {
     }
 
     /// Writes done markers, as many together as are waiting.
-    async fn write_markers(self: Arc<Self>, mut waiting: mpsc::Receiver<(String, String)>) {
+    async fn write_markers(self: Arc<Self>, mut waiting: mpsc::Receiver<Settled>) {
         let mut batch = Vec::with_capacity(SETTLE_BATCH);
         while waiting.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
             let Some(Used { mut connection, number, .. }) = self.live() else {
@@ -287,19 +323,24 @@ impl RedisTier {
                 batch.clear();
                 continue;
             };
+            // Those of a batch are of the same settings, unless a reload has just been; then any of them will do.
+            let Some(Tuning { timeout: limit, breaker_failures, .. }) = batch.last().map(|last| last.tuning)
+            else {
+                continue;
+            };
             let mut pipe = redis::pipe();
-            for (key, marker) in &batch {
-                pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(self.ttl_ms).ignore();
+            for Settled { key, marker, tuning } in &batch {
+                pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(tuning.ttl_ms).ignore();
             }
-            match timeout(self.timeout, pipe.query_async::<()>(&mut connection)).await {
+            match timeout(limit, pipe.query_async::<()>(&mut connection)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.count_failure(number, classify(&error), error.category());
+                    self.count_failure(number, classify(&error), error.category(), breaker_failures);
                 }
                 Err(_elapsed) => {
                     self.metrics.marker_dropped(batch.len());
-                    self.count_failure(number, RedisTrouble::Timeout, TOO_LATE);
+                    self.count_failure(number, RedisTrouble::Timeout, TOO_LATE, breaker_failures);
                 }
             }
             batch.clear();
@@ -322,7 +363,8 @@ pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Opt
     let key = redis_key(&settings.prefix, key);
     let mut both = redis::pipe();
     both.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
-    let read = both.query_async::<(Option<String>, i64)>(&mut pooled).await;
+    let read = timeout(CONNECT_TIMEOUT, both.query_async::<(Option<String>, i64)>(&mut pooled)).await;
+    let read = read.map_err(|_elapsed| format!("no answer within {CONNECT_TIMEOUT:?}"))?;
     let (value, ttl_ms) = read.map_err(|error| error.to_string())?;
     Ok(value.map(|value| (value, ttl_ms)))
 }
@@ -338,7 +380,8 @@ pub(super) fn check_url(settings: &config::Redis) -> Result<(), String> {
 fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
     let connecting = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(Some(settings.timeout.max(Duration::from_millis(500))));
+        // Each command has a time-out of its own, which can become longer than the one of the day of connecting.
+        .set_response_timeout(None);
     let manager = Manager::new_with_config(settings.url.0.as_str(), connecting).map_err(|error| {
         anyhow::anyhow!("fast_tier.url: {}: give redis://user:password@host:port/database", error.category())
     })?;
@@ -385,8 +428,8 @@ pub(super) async fn check(settings: &config::Redis) -> Result<String, String> {
     let mut found = format!("ok{}", abilities.lacks());
     let mut asked = redis::cmd("CONFIG");
     asked.arg("GET").arg("maxmemory-policy");
-    let policy =
-        asked.query_async::<Vec<String>>(&mut pooled).await.ok().and_then(|pair| pair.into_iter().nth(1));
+    let policy = timeout(CONNECT_TIMEOUT, asked.query_async::<Vec<String>>(&mut pooled)).await;
+    let policy = policy.ok().and_then(Result::ok).and_then(|pair| pair.into_iter().nth(1));
     match policy.as_deref() {
         Some("noeviction" | "volatile-ttl") => {}
         Some(policy) => {

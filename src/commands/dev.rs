@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<(), Exit> {
     let stores = Stores::start(&StoresOptions { folder, ..StoresOptions::default() });
     let demo = Demo { stores: stores.map_err(Exit::unavailable)?, sources: demo_sources() };
     demo.stores.postgres.create_database(DATABASE).map_err(Exit::unavailable)?;
-    let config = demo.write_settings(options)?;
+    let config = Arc::new(demo.write_settings(options)?);
 
     let metrics = Arc::new(Metrics::new());
     let dropped = metrics.log_lines_dropped.clone();
@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<(), Exit> {
 async fn run_gateway(
     options: &Options,
     demo: &Demo,
-    config: &Config,
+    config: &Arc<Config>,
     metrics: Arc<Metrics>,
     log: Log,
 ) -> Result<(), Exit> {
@@ -117,7 +117,7 @@ async fn run_gateway(
         .batch_execute(include_str!("../../sql/demo.sql"))
         .await
         .map_err(|error| Exit::unavailable(db::describe(&error)))?;
-    let running = serve::start(config, metrics, log).await?;
+    let running = serve::start(Arc::clone(config), metrics, log).await?;
     demo.write_facts(options, &running)?;
     demo.introduce(options, &running)?;
     if options.once {

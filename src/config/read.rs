@@ -88,11 +88,12 @@ impl Draft {
         Defaults { server: &self.config.server, deadline_written: self.tables.server.has("deadline") }
     }
 
-    /// Unless the number of connections was written, it grows with the effects.
-    pub(super) fn fit_connections(&mut self, sources: &[Reading]) {
+    /// Unless the number of connections was written, it grows with the effects; in a running gateway it never falls.
+    pub(super) fn fit_connections(&mut self, sources: &[Reading], running: Option<&Config>) {
         if !self.tables.postgres.has("connections") {
             let needed = connections_needed(sources);
-            self.config.postgres.connections = self.config.postgres.connections.max(needed);
+            let held = running.map_or(0, |running| running.postgres.connections);
+            self.config.postgres.connections = self.config.postgres.connections.max(needed).max(held);
         }
     }
 
@@ -129,6 +130,9 @@ fn server(table: &mut Table) -> Server {
         deadline: timeout(table, "deadline", 5_000),
         drain: timeout(table, "drain", 10_000),
         retry_after: retry_after(table),
+        reload_check: table
+            .duration_or("reload_check", "off", TIMEOUT)
+            .unwrap_or(Some(Duration::from_secs(5))),
     }
 }
 

@@ -3,10 +3,10 @@
 //! Invariant: an empty secret is never returned (anybody can sign with an empty key), and no message holds any part
 //! of one.
 
-use std::fs::File;
-use std::io::Read as _;
+use std::cell::RefCell;
 use std::path::Path;
 
+use super::files::Files;
 use super::load::Environment;
 use crate::settings::{Place, SecretSource, Table};
 
@@ -19,6 +19,8 @@ pub(super) struct Secrets<'a> {
     pub(super) base: &'a Path,
     /// The environment.
     pub(super) env: Environment<'a>,
+    /// The files that were read.
+    pub(super) files: &'a RefCell<Files>,
 }
 
 impl Secrets<'_> {
@@ -59,20 +61,15 @@ impl Secrets<'_> {
                 Some(text) => Ok(without_newline(text)),
                 None => Err("is not set (or is not UTF-8 text)".to_owned()),
             },
-            SecretSource::File(path) => read(&self.base.join(path)).map(without_newline),
+            SecretSource::File(path) => self.read(&self.base.join(path)).map(without_newline),
         }
     }
-}
 
-fn read(path: &Path) -> Result<String, String> {
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(|error| format!("cannot be read: {error}"))?;
-    file.take(SECRET_MAX + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
-    if bytes.len() as u64 > SECRET_MAX {
-        return Err(format!("is larger than {SECRET_MAX} bytes, which is the limit for a secret"));
+    fn read(&self, path: &Path) -> Result<String, String> {
+        let bytes = self.files.borrow_mut().read(path, SECRET_MAX).map_err(|error| error.to_string())?;
+        // The error of the conversion would hold the bytes.
+        String::from_utf8(bytes).ok().ok_or_else(|| "is not UTF-8 text".to_owned())
     }
-    // The error of the conversion would hold the bytes.
-    String::from_utf8(bytes).ok().ok_or_else(|| "is not UTF-8 text".to_owned())
 }
 
 /// Editors and `echo` end a file with a newline that nobody means; more than one is meant.
@@ -104,7 +101,7 @@ mod tests {
 
     fn fetch(toml: &str, env: Environment<'_>, base: &Path) -> (Vec<String>, String) {
         let (file, mut table) = Settings::parse("t.toml", toml);
-        let secrets = Secrets { base, env };
+        let secrets = Secrets { base, env, files: &RefCell::default() };
         let found = table.secrets("s").unwrap_or_default();
         let text =
             |one: &crate::settings::Located<SecretSource>| secrets.fetch(&table, "s", &one.place, &one.value);

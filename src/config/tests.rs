@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::load::parse_with;
+use super::load::Parsing;
 use super::source::{Providers, Quirk, Traits};
 use super::*;
 use crate::provider::Facts;
@@ -56,7 +56,7 @@ fn parse_text(text: &str, traits: &Traits) -> (Result<Loaded, Vec<Problem>>, Fil
     let preset = |name: &str| if name == "stripe" { scheme() } else { None };
     let traits = |_: &Scheme| traits.clone();
     let providers = Providers { preset: &preset, names: &["stripe", "github"], traits: &traits };
-    parse_with("t.toml", text, &env, &providers)
+    Parsing::new(&env, &providers).parse("t.toml", text)
 }
 
 fn parse(case: &str, traits: &Traits) -> Result<Loaded, Vec<Problem>> {

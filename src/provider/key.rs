@@ -50,6 +50,21 @@ impl Key {
         Self { inner: Inner::Public(key), note: None }
     }
 
+    /// Whether both are made of the same secret.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (&self.inner, &other.inner) {
+            // A key of this kind can only be compared by what it does.
+            (Inner::Hmac(one), Inner::Hmac(two)) => {
+                let tag = |key| hmac::sign(key, b"which key is this").as_ref().to_vec();
+                one.algorithm() == two.algorithm() && tag(one) == tag(two)
+            }
+            (Inner::Token(one), Inner::Token(two)) => one == two,
+            (Inner::Public(one), Inner::Public(two)) => one == two,
+            (Inner::Hmac(_) | Inner::Token(_) | Inner::Public(_), _) => false,
+        }
+    }
+
     /// The key, with what is odd about the secret that it was made of.
     pub(crate) fn noting(self, note: Option<&'static str>) -> Self {
         Self { note, ..self }

@@ -22,7 +22,7 @@ const ID_EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1"
 const ID_P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 
 /// A key that verifies signatures of one kind.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PublicKey {
     /// In the form that the algorithm takes.
     bytes: Arc<[u8]>,

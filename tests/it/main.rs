@@ -20,6 +20,7 @@ mod once;
 mod pooler;
 mod postgres_away;
 mod redis_away;
+mod reload;
 mod sdk;
 mod stop;
 mod tiers;

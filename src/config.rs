@@ -1,12 +1,13 @@
 //! Settings: what was typed, checked and turned into what may be used.
 //!
 //! `read` and `source` turn the tables of a file into the types here, `secret` fetches what the file only names,
-//! `relations` compares values with each other. Only this module reads the file, the environment and files with
+//! `dsn` and `tls` read what is said about TLS, `relations` compares values with each other. Only this module reads the file, the environment and files with
 //! secrets.
 //!
 //! Invariant: a [`Config`] exists only if no error was found in the whole file, and relations between values
 //! hold. (Whether the stores' URLs lead anywhere shows when connecting.) A secret is in no message and no `Debug` output.
 
+mod dsn;
 mod effect;
 mod load;
 mod read;
@@ -15,6 +16,7 @@ mod secret;
 mod source;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,9 +24,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
+
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
 use crate::provider::{Key, Scheme};
+use crate::tls::{Authorities, Identity};
 
 /// The complete default, with every key, its unit and its meaning.
 pub const DEFAULT_FILE: &str = include_str!("../config/hapax.toml");
@@ -122,8 +127,10 @@ impl fmt::Debug for Secret {
 /// `[postgres]`
 #[derive(Debug, Clone)]
 pub struct Postgres {
-    /// `url = { env = "DATABASE_URL" }`
+    /// `url = { env = "DATABASE_URL" }`, without what it says about TLS.
     pub url: Secret,
+    /// `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of the URL, and `tls_unverified = false`.
+    pub tls: PostgresTls,
     /// `transaction_pooler = false`: a proxy such as pgbouncer gives each transaction another session.
     pub transaction_pooler: bool,
     /// `connections = 8`: for recording, over all sources. Unless written, it grows with the effects.
@@ -152,6 +159,27 @@ pub struct Postgres {
     pub heartbeat: Duration,
     /// `generation_age_max = "3s"`: markers count only while the last heartbeat is younger.
     pub generation_age_max: Duration,
+}
+
+/// Whether connections to Postgres are encrypted.
+#[derive(Clone)]
+pub enum PostgresTls {
+    /// They are not.
+    Never,
+    /// If the server offers it; nothing is checked.
+    IfOffered(ClientConfig),
+    /// Otherwise there is no connection.
+    Always(ClientConfig),
+}
+
+impl fmt::Debug for PostgresTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::IfOffered(_) => "IfOffered(…)",
+            Self::Always(_) => "Always(…)",
+        })
+    }
 }
 
 /// `synchronous_commit` of hapax' transactions; `off` is not offered, since a 2xx is a promise.
@@ -209,6 +237,8 @@ pub enum FastTierKind {
 pub struct Redis {
     /// `url = { env = "REDIS_URL" }`
     pub url: Secret,
+    /// With a URL that begins with `rediss://`.
+    pub tls: Option<RedisTls>,
     /// `prefix = "hapax:"`: names this deployment; no two deployments may share one.
     pub prefix: String,
     /// `lease = "10s"`
@@ -219,6 +249,15 @@ pub struct Redis {
     pub breaker_failures: u32,
     /// `on_failure = "postgres" | "refuse"`
     pub on_failure: OnTierFailure,
+}
+
+/// TLS to Redis. The server's certificate is checked in full, always.
+#[derive(Debug, Clone)]
+pub struct RedisTls {
+    /// `tls_ca = "file"`, or those of the system.
+    pub authorities: Authorities,
+    /// `tls_cert = "file"`, `tls_key = "file"`
+    pub identity: Option<Identity>,
 }
 
 /// What to do while the fast tier is away.

@@ -10,6 +10,8 @@ COPY benches benches
 RUN cargo build --locked --release --bin hapax
 
 FROM debian:bookworm-slim
+# The authorities that are trusted where TLS to a store names no others; this image comes without.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /src/target/release/hapax /usr/local/bin/hapax
 USER 65534:65534
 # Providers; operators.

@@ -4,74 +4,44 @@
 #[expect(dead_code, reason = "what the tests stand on; not all of it is needed here")]
 #[path = "../tests/it/harness/mod.rs"]
 mod harness;
+mod senders;
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use hapax::dev::PostgresOptions;
-use tokio::task::JoinSet;
 
-use crate::harness::client::Client;
 use crate::harness::gateway::Start;
 use crate::harness::play::ready;
-use crate::harness::scene::{SECRET, Scene, deliver_on, event};
+use crate::harness::scene::{SECRET, Scene, event};
 use crate::harness::stores::{private_postgres, redis};
+use crate::senders::{Senders, median, rate, say};
 
 const SENDERS: usize = 32;
 const SLOW: usize = 4;
 const FAILING: usize = 8;
 const LEAST: f64 = 0.8;
 
-/// Senders that send new events to a source until they are dropped.
-struct Senders {
-    answered: Arc<AtomicU64>,
-    tasks: JoinSet<Result<()>>,
-}
-
-impl Senders {
-    fn start(
-        to: SocketAddr,
-        source: &'static str,
-        run: usize,
-        count: usize,
-        more: &'static str,
-        status: u16,
-    ) -> Self {
-        let (answered, mut tasks) = (Arc::<AtomicU64>::default(), JoinSet::new());
-        for sender in 0..count {
-            let answered = Arc::clone(&answered);
-            tasks.spawn(async move {
-                let mut client = Client::new(to);
-                for number in 0_u64.. {
-                    let body = event(&format!("{source}_{run}_{sender}_{number}"), more);
-                    let answer = deliver_on(&mut client, source, &body).await?;
-                    ensure!(answer.status == status, "{source}: {answer:?}");
-                    answered.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(())
-            });
-        }
-        Self { answered, tasks }
-    }
-
-    fn check(&mut self) -> Result<()> {
-        self.tasks.try_join_next().map_or(Ok(()), |ended| ended?)
-    }
+/// New events of a source, with `more` in their bodies.
+fn start(
+    to: SocketAddr,
+    source: &'static str,
+    run: usize,
+    count: usize,
+    more: &'static str,
+    status: &'static [u16],
+) -> Senders {
+    let body = move |sender, number| event(&format!("{source}_{run}_{sender}_{number}"), more);
+    Senders::start(to, source, count, status, body)
 }
 
 /// New events per second of the good source.
-async fn rate(to: SocketAddr, run: usize, time: Duration) -> Result<f64> {
-    let mut senders = Senders::start(to, "other", run, SENDERS, "", 200);
-    tokio::time::sleep(time / 4).await;
-    let (before, started) = (senders.answered.load(Ordering::Relaxed), Instant::now());
-    tokio::time::sleep(time).await;
-    let events = u32::try_from(senders.answered.load(Ordering::Relaxed) - before)?;
-    let rate = f64::from(events) / started.elapsed().as_secs_f64();
-    senders.check()?;
+async fn good(to: SocketAddr, run: usize, time: Duration) -> Result<f64> {
+    let mut senders = [start(to, "other", run, SENDERS, "", &[200])];
+    let rate = rate(&mut senders, time).await?;
+    let [senders] = senders;
+    senders.finish().await?;
     Ok(rate)
 }
 
@@ -100,14 +70,13 @@ async fn main() -> Result<()> {
 
     let mut ratios = Vec::new();
     for round in 0..rounds {
-        let alone = rate(to, 2 * round, time).await?;
-        let mut sleeping = Senders::start(to, "slow", round, SLOW, "\"do\":\"sleep\",\"seconds\":0.2", 200);
-        let mut failing = Senders::start(to, "stripe", round, FAILING, "\"do\":\"raise\"", 503);
-        let beside = rate(to, 2 * round + 1, time).await?;
+        let alone = good(to, 2 * round, time).await?;
+        let mut sleeping = start(to, "slow", round, SLOW, "\"do\":\"sleep\",\"seconds\":0.2", &[200]);
+        let mut failing = start(to, "stripe", round, FAILING, "\"do\":\"raise\"", &[503]);
+        let beside = good(to, 2 * round + 1, time).await?;
         sleeping.check()?;
         failing.check()?;
-        let (slow, failed) =
-            (sleeping.answered.load(Ordering::Relaxed), failing.answered.load(Ordering::Relaxed));
+        let (slow, failed) = (sleeping.counts().answered, failing.counts().answered);
         say(&format!(
             "alone {alone:.0}/s, beside {beside:.0}/s: {:.2} (slow {slow}, failed {failed})",
             beside / alone
@@ -115,13 +84,8 @@ async fn main() -> Result<()> {
         ensure!(!measured || (slow > 0 && failed > 0), "the others did nothing");
         ratios.push(beside / alone);
     }
-    ratios.sort_by(f64::total_cmp);
-    let median = ratios.get(ratios.len() / 2).copied().context("rounds")?;
+    let median = median(&mut ratios)?;
     say(&format!("isolation {median:.2} (by round: {ratios:.2?})"))?;
     ensure!(!measured || median >= LEAST, "isolation is below {LEAST}");
     Ok(())
-}
-
-fn say(text: &str) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{text}")?)
 }

@@ -1,13 +1,15 @@
 //! Settings: what was typed, checked and turned into what may be used.
 //!
 //! `read` and `source` turn the tables of a file into the types here, `secret` fetches what the file only names,
-//! `relations` compares values with each other, `fixed` and `changes` with the settings of a gateway that runs. Only this module reads the file, the environment and files with
+//! `dsn` and `tls` read what is said about TLS, `relations` compares values with each other, `fixed` and `changes` with the
+//! settings of a gateway that runs. Only this module reads the file, the environment and files with
 //! secrets.
 //!
 //! Invariant: a [`Config`] exists only if no error was found in the whole file, and relations between values
 //! hold. (Whether the stores' URLs lead anywhere shows when connecting.) A secret is in no message and no `Debug` output.
 
 mod changes;
+mod dsn;
 mod effect;
 mod files;
 mod fixed;
@@ -18,6 +20,7 @@ mod secret;
 mod source;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,11 +28,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::ClientConfig;
+
 pub use self::changes::Changes;
 pub use self::files::{Files, Look, Looks};
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
 use crate::provider::{Key, Scheme};
+use crate::tls::{Authorities, Identity};
 
 /// The complete default, with every key, its unit and its meaning.
 pub const DEFAULT_FILE: &str = include_str!("../config/hapax.toml");
@@ -129,8 +135,12 @@ impl fmt::Debug for Secret {
 /// `[postgres]`
 #[derive(Debug, Clone)]
 pub struct Postgres {
-    /// `url = { env = "DATABASE_URL" }`
+    /// `url = { env = "DATABASE_URL" }`, without what it says about TLS.
     pub url: Secret,
+    /// `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of the URL, and `tls_unverified = false`.
+    pub tls: PostgresTls,
+    /// The same as it was typed.
+    pub tls_text: TlsText,
     /// `transaction_pooler = false`: a proxy such as pgbouncer gives each transaction another session.
     pub transaction_pooler: bool,
     /// `connections = 8`: for recording, over all sources. Unless written, it grows with the effects.
@@ -159,6 +169,31 @@ pub struct Postgres {
     pub heartbeat: Duration,
     /// `generation_age_max = "3s"`: markers count only while the last heartbeat is younger.
     pub generation_age_max: Duration,
+}
+
+/// A hash of what was said about TLS and of the files that it names: equal if nothing changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TlsText([u8; 32]);
+
+/// Whether connections to Postgres are encrypted.
+#[derive(Clone)]
+pub enum PostgresTls {
+    /// They are not.
+    Never,
+    /// If the server offers it; nothing is checked.
+    IfOffered(ClientConfig),
+    /// Otherwise there is no connection.
+    Always(ClientConfig),
+}
+
+impl fmt::Debug for PostgresTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::IfOffered(_) => "IfOffered(…)",
+            Self::Always(_) => "Always(…)",
+        })
+    }
 }
 
 /// `synchronous_commit` of hapax' transactions; `off` is not offered, since a 2xx is a promise.
@@ -216,6 +251,10 @@ pub enum FastTierKind {
 pub struct Redis {
     /// `url = { env = "REDIS_URL" }`
     pub url: Secret,
+    /// With a URL that begins with `rediss://`.
+    pub tls: Option<RedisTls>,
+    /// The same as it was typed.
+    pub tls_text: TlsText,
     /// `prefix = "hapax:"`: names this deployment; no two deployments may share one.
     pub prefix: String,
     /// `lease = "10s"`
@@ -226,6 +265,15 @@ pub struct Redis {
     pub breaker_failures: u32,
     /// `on_failure = "postgres" | "refuse"`
     pub on_failure: OnTierFailure,
+}
+
+/// TLS to Redis. The server's certificate is checked in full, always.
+#[derive(Debug, Clone)]
+pub struct RedisTls {
+    /// `tls_ca = "file"`, or those of the system.
+    pub authorities: Authorities,
+    /// `tls_cert = "file"`, `tls_key = "file"`
+    pub identity: Option<Identity>,
 }
 
 /// What to do while the fast tier is away.

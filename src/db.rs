@@ -4,29 +4,25 @@
 //! No query here knows an event.
 
 pub mod key_rule;
+mod servers;
 
 use std::convert::Infallible;
-use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
-use std::pin::Pin;
-use std::str::FromStr as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
-use tokio::task::JoinHandle;
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use crate::config;
 use crate::generation::{Generation, Heartbeat};
+use crate::{config, tls};
 use key_rule::{Changes, KeyRule};
+pub use servers::Servers;
 
 /// Numbered, forward only: name and text. The first line of each says `-- expand` or `-- contract`.
 pub const MIGRATIONS: &[(i32, &str, &str)] = &[
@@ -95,124 +91,26 @@ fn is_local(error: &tokio_postgres::Error) -> bool {
     source.is_some_and(|source| !source.is::<std::io::Error>())
 }
 
-/// What an error says, for logs: the server's message, or the driver's with its cause.
+/// What an error says, for logs: the server's message, or the driver's with its cause; of TLS also what to do.
 #[must_use]
 pub fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error as _;
+    let told = "sslrootcert=FILE in postgres.url";
     match (error.as_db_error(), error.source()) {
         (Some(db), _) => format!("{} (SQLSTATE {})", db.message(), db.code().code()),
-        (None, Some(source)) => format!("{error}: {source}"),
-        (None, None) => error.to_string(),
-    }
-}
-
-/// The servers that a DSN names. The first that takes writes is connected to; each has `connect_timeout` to itself, so
-/// that one that is dead or stopped does not keep the others from being tried.
-#[derive(Debug, Clone)]
-pub struct Servers {
-    each: Vec<tokio_postgres::Config>,
-    timeout: Duration,
-}
-
-impl Servers {
-    /// Reads the DSN.
-    ///
-    /// # Errors
-    /// What is wrong with it, without its password.
-    pub fn parse(settings: &config::Postgres) -> anyhow::Result<Self> {
-        let parsed = tokio_postgres::Config::from_str(&settings.url.0).map_err(|error| {
-            anyhow::anyhow!("{}: give postgres://user:password@host/database", describe(&error))
-        })?;
-        let tls = parsed.get_ssl_mode() == SslMode::Require;
-        anyhow::ensure!(!tls, "TLS to Postgres is not offered in this version: leave out sslmode=require");
-        let ports = parsed.get_ports();
-        let port_of = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
-        let mut each: Vec<_> = Vec::new();
-        for (at, host) in parsed.get_hosts().iter().enumerate() {
-            let mut server = without_hosts(&parsed);
-            match host {
-                Host::Tcp(name) => server.host(name),
-                Host::Unix(path) => server.host_path(path),
-            };
-            if let Some(address) = parsed.get_hostaddrs().get(at) {
-                server.hostaddr(*address);
-            }
-            each.push(server.port(port_of(at)).connect_timeout(settings.connect_timeout).clone());
-        }
-        anyhow::ensure!(!each.is_empty(), "it names no host: give postgres://user:password@host/database");
-        Ok(Self { each, timeout: settings.connect_timeout })
-    }
-
-    /// How long it takes at most to try them all.
-    fn limit(&self) -> Duration {
-        self.timeout * u32::try_from(self.each.len()).unwrap_or(u32::MAX)
-    }
-
-    async fn connect(&self) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
-        let mut last = tokio_postgres::Error::__private_api_timeout();
-        for server in &self.each {
-            // The driver's own time-out ends with the TCP connection; a stopped server accepts that and says nothing.
-            match tokio::time::timeout(self.timeout, server.connect(NoTls)).await {
-                Ok(Ok((client, connection))) => {
-                    return Ok((client, tokio::spawn(drive(connection))));
+        (None, Some(source)) => {
+            match tls::explain(error, told, "sslcert=FILE and sslkey=FILE in postgres.url") {
+                Some(advice) => format!("{error}: {advice}"),
+                // The driver's own text: the server said that it has no TLS, before any handshake.
+                None if is_local(error) && error.to_string().contains("TLS handshake") => {
+                    format!(
+                        "{error}: {source}: set ssl = on there (sslmode=disable in postgres.url does without)"
+                    )
                 }
-                Ok(Err(error)) => last = error,
-                Err(_elapsed) => last = tokio_postgres::Error::__private_api_timeout(),
+                None => format!("{error}: {source}"),
             }
         }
-        Err(last)
-    }
-}
-
-/// Carries a connection's messages to its end; the client's own calls report what is wrong.
-///
-/// A wait for a synchronous standby that somebody cancels ends in a COMMIT that looks like any other, after a warning. The
-/// connection is closed at the warning, so that such a commit is as unknown as one whose answer was lost.
-async fn drive(mut connection: Connection<Socket, NoTlsStream>) {
-    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-        match message {
-            // Not by the SQLSTATE, which all plain warnings share, nor by the text, which depends on the language.
-            AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => return,
-            _ => {}
-        }
-    }
-}
-
-/// All that a DSN says, but for the servers; read-write ones only, and a dead peer is noticed.
-fn without_hosts(parsed: &tokio_postgres::Config) -> tokio_postgres::Config {
-    let mut server = tokio_postgres::Config::new();
-    if let Some(user) = parsed.get_user() {
-        server.user(user);
-    }
-    if let Some(password) = parsed.get_password() {
-        server.password(password);
-    }
-    if let Some(database) = parsed.get_dbname() {
-        server.dbname(database);
-    }
-    if let Some(options) = parsed.get_options() {
-        server.options(options);
-    }
-    server
-        .application_name(parsed.get_application_name().unwrap_or("hapax"))
-        .ssl_mode(parsed.get_ssl_mode())
-        .channel_binding(parsed.get_channel_binding())
-        .target_session_attrs(TargetSessionAttrs::ReadWrite)
-        .keepalives_idle(Duration::from_secs(30))
-        .keepalives_interval(Duration::from_secs(5))
-        .keepalives_retries(3)
-        .tcp_user_timeout(Duration::from_secs(45));
-    server
-}
-
-/// For the pool.
-impl deadpool_postgres::Connect for Servers {
-    fn connect(
-        &self,
-        _: &tokio_postgres::Config,
-    ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), tokio_postgres::Error>> + Send + '_>>
-    {
-        Box::pin(Servers::connect(self))
+        (None, None) => error.to_string(),
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
+//! | [`tls`] | encrypted connections to the stores |
 //! | [`serve`], [`reload`], [`tasks`], [`log`], [`metrics`], [`error`] | a running process |
 //! | [`commands`], [`dev`] | everything beside `serve` |
 
@@ -47,4 +48,5 @@ pub mod server;
 pub mod settings;
 pub mod sign;
 pub mod tasks;
+pub mod tls;
 pub mod verify;

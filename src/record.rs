@@ -104,7 +104,7 @@ impl LaneSettings {
         #[rustfmt::skip]
         let config::Postgres {
             lock_timeout, statement_timeout, commit_timeout, synchronous_commit, batch_events, batch_bytes,
-            queue_events, url: _, transaction_pooler: _, connections: _, connect_timeout: _, record_timeout: _,
+            queue_events, url: _, tls: _, tls_text: _, transaction_pooler: _, connections: _, connect_timeout: _, record_timeout: _,
             queue_bytes: _, heartbeat: _, generation_age_max: _,
         } = *settings;
         Self {

@@ -11,15 +11,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError, Value};
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionInfo, ErrorKind, IntoConnectionInfo as _,
+    RedisError, TlsCertificates, Value,
+};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::config;
 use crate::identify::EventKey;
 use crate::metrics::{Metrics, RedisTrouble};
 use crate::tasks::Tasks;
+use crate::{config, tls};
 
 const TOO_LATE: &str = "no answer within fast_tier.timeout";
 /// Markers in one write.
@@ -371,9 +374,6 @@ pub(super) async fn read(settings: &config::Redis, key: &EventKey) -> Result<Opt
 
 /// Reads the URL and connects to nothing.
 pub(super) fn check_url(settings: &config::Redis) -> Result<(), String> {
-    if settings.url.0.starts_with("rediss:") {
-        return Err("fast_tier.url: TLS to Redis is not offered in this version: give redis://…".to_owned());
-    }
     pool(settings).map(drop).map_err(|error| error.to_string())
 }
 
@@ -382,7 +382,8 @@ fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         // Each command has a time-out of its own, which can become longer than the one of the day of connecting.
         .set_response_timeout(None);
-    let manager = Manager::new_with_config(settings.url.0.as_str(), connecting).map_err(|error| {
+    let manager = server(settings).and_then(|server| Manager::new_with_config(server, connecting));
+    let manager = manager.map_err(|error| {
         anyhow::anyhow!("fast_tier.url: {}: give redis://user:password@host:port/database", error.category())
     })?;
     let pool = Pool::builder(manager)
@@ -393,16 +394,43 @@ fn pool(settings: &config::Redis) -> anyhow::Result<Pool> {
     Ok(pool.build()?)
 }
 
+/// What the URL says, with the certificates that it cannot say.
+fn server(settings: &config::Redis) -> Result<ConnectionInfo, RedisError> {
+    let url = settings.url.0.as_str();
+    let Some(config::RedisTls { authorities, identity }) = &settings.tls else {
+        return url.into_connection_info();
+    };
+    tls::use_ring();
+    let client_tls = identity.as_ref().map(|identity| ClientTlsConfig {
+        client_cert: identity.chain.clone().into_bytes(),
+        client_key: identity.key.clone().into_bytes(),
+    });
+    let certificates = TlsCertificates { client_tls, root_cert: Some(authorities.to_pem()) };
+    Ok(Client::build_with_tls(url, certificates)?.get_connection_info().clone())
+}
+
+/// What an error says; of TLS also what to do.
+fn describe(error: &RedisError) -> String {
+    if error.is_timeout() {
+        // A server that does not speak TLS may take a handshake for the start of a long command.
+        return format!(
+            "no answer within {CONNECT_TIMEOUT:?} (with rediss://, give the port that speaks TLS)"
+        );
+    }
+    let advice = tls::explain(error, "fast_tier.tls_ca", "fast_tier.tls_cert and fast_tier.tls_key");
+    advice.unwrap_or_else(|| error.to_string())
+}
+
 /// Connects and tries every command that is needed, writes included: a full Redis answers PING.
 async fn connect(pool: &Pool, prefix: &str) -> Result<(Connection, Abilities), String> {
     let mut pooled = pool.get().await.map_err(|error| match error {
-        deadpool_redis::PoolError::Backend(error) => error.to_string(),
+        deadpool_redis::PoolError::Backend(error) => describe(&error),
         other => other.to_string(),
     })?;
     let probed = timeout(CONNECT_TIMEOUT, probe(&mut pooled, prefix)).await;
     let cause = match probed {
         Ok(Ok(abilities)) => return Ok((pooled, abilities)),
-        Ok(Err(error)) => format!("{}: {error}", classify(&error).as_str()),
+        Ok(Err(error)) => format!("{}: {}", classify(&error).as_str(), describe(&error)),
         Err(_elapsed) => "no answer to the probe".to_owned(),
     };
     drop(Connection::take(pooled));

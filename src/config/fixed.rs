@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::read::Draft;
-use super::{Admin, Config, FastTier, FastTierKind, Postgres, Redis, Secret, Server};
+use super::{Admin, Config, FastTier, FastTierKind, Postgres, Redis, Secret, Server, TlsText};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// Reports every value that would need a restart. `running` are the settings in use.
@@ -41,11 +41,12 @@ fn server(table: &Table, running: &Server, now: &Server) {
 fn postgres(table: &Table, running: &Postgres, now: &Postgres) {
     #[rustfmt::skip]
     let Postgres {
-        ref url, transaction_pooler, connections, connect_timeout, queue_bytes, heartbeat, generation_age_max,
+        ref url, tls: _, tls_text, transaction_pooler, connections, connect_timeout, queue_bytes, heartbeat, generation_age_max,
         lock_timeout: _, statement_timeout: _, commit_timeout: _, record_timeout: _, synchronous_commit: _,
         batch_events: _, batch_bytes: _, queue_events: _,
     } = *now;
     same_url(table, &running.url, url);
+    same_tls(table, running.tls_text, tls_text);
     same(table, "transaction_pooler", running.transaction_pooler, transaction_pooler);
     same_time(table, "connect_timeout", running.connect_timeout, connect_timeout);
     same_size(table, "queue_bytes", running.queue_bytes, queue_bytes);
@@ -65,8 +66,18 @@ fn fast_tier(table: &Table, running: &FastTier, now: &FastTier) {
     same(table, "memory_events", running.memory_events, *memory_events);
     match (&running.kind, kind) {
         (FastTierKind::Redis(running), FastTierKind::Redis(now)) => {
-            let Redis { url, prefix, lease: _, timeout: _, breaker_failures: _, on_failure: _ } = now;
+            let Redis {
+                url,
+                tls: _,
+                tls_text,
+                prefix,
+                lease: _,
+                timeout: _,
+                breaker_failures: _,
+                on_failure: _,
+            } = now;
             same_url(table, &running.url, url);
+            same_tls(table, running.tls_text, *tls_text);
             same_shown(table, "prefix", &running.prefix, prefix, |prefix| format!("{prefix:?}"));
         }
         _ => same(table, "kind", kind_name(&running.kind), kind_name(kind)),
@@ -104,6 +115,17 @@ fn same_shown<T: Copy + PartialEq>(table: &Table, key: &str, running: T, now: T,
 fn same_url(table: &Table, Secret(running): &Secret, Secret(now): &Secret) {
     if running != now && !table.failed("url") {
         refuse(table, "url", "is not the URL that this gateway runs with: it");
+    }
+}
+
+/// Words and files: connections that are open would go on with the old ones.
+fn same_tls(table: &Table, running: TlsText, now: TlsText) {
+    if running != now && !table.failed("url") {
+        refuse(
+            table,
+            "url",
+            "what it says about TLS, or a file for that, is not what this gateway runs with: it",
+        );
     }
 }
 
@@ -156,6 +178,7 @@ mod tests {
             ("server.idle_timeout", "\"74s\""),
             ("admin.listen", "\"127.0.0.1:1\""),
             ("postgres.url", "\"postgres://canary@h/d\""),
+            ("postgres.url", "\"postgres://h/d?sslmode=disable\""),
             ("postgres.transaction_pooler", "true"),
             ("postgres.connections", "7"),
             ("postgres.connect_timeout", "\"1s\""),

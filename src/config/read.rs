@@ -36,8 +36,18 @@ fn connections_of(effect: &Effect) -> usize {
 }
 
 /// Keys of `[fast_tier]` that mean something with Redis only.
-const REDIS_KEYS: [&str; 7] =
-    ["url", "prefix", "lease", "timeout", "breaker_failures", "on_failure", "memory_ttl"];
+const REDIS_KEYS: [&str; 10] = [
+    "url",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "prefix",
+    "lease",
+    "timeout",
+    "breaker_failures",
+    "on_failure",
+    "memory_ttl",
+];
 
 /// Keys of `[fast_tier]` that mean something with any tier at all.
 const MEMORY_KEYS: [&str; 2] = ["ttl", "memory_events"];
@@ -162,8 +172,11 @@ fn log(table: &mut Table) -> Log {
 
 fn postgres(table: &mut Table, secrets: &Secrets<'_>) -> Postgres {
     let url = url(table, secrets, "DATABASE_URL", is_postgres_url, "\"postgres://user@host/database\"");
+    let (url, tls, tls_text) = super::tls::postgres(table, secrets, &url);
     Postgres {
         url,
+        tls,
+        tls_text,
         transaction_pooler: table.flag("transaction_pooler").unwrap_or(false),
         connections: count(table, "connections", 1..=1_000, 8),
         connect_timeout: timeout(table, "connect_timeout", 2_000),
@@ -261,8 +274,11 @@ fn redis(table: &mut Table, secrets: &Secrets<'_>, used: bool) -> (Redis, Durati
         let _unused = table.secret("url");
         Secret(String::new())
     };
+    let (tls, tls_text) = super::tls::redis(table, secrets, &url);
     let redis = Redis {
         url,
+        tls,
+        tls_text,
         prefix: prefix(table, used),
         lease: timeout(table, "lease", 10_000),
         timeout: timeout(table, "timeout", 50),

@@ -13,6 +13,9 @@ use crate::settings::{Place, SecretSource, Table};
 /// Largest secret that is read from a file, in bytes.
 const SECRET_MAX: u64 = 64 << 10;
 
+/// Largest file of certificates, in bytes. Some providers give a file with all of their authorities.
+const PEM_MAX: u64 = 4 << 20;
+
 /// Where secrets are fetched from.
 pub(super) struct Secrets<'a> {
     /// Relative paths start here.
@@ -54,6 +57,11 @@ impl Secrets<'_> {
         Some(text)
     }
 
+    /// The text of a file with certificates or a key.
+    pub(super) fn pem(&self, path: &str) -> Result<String, String> {
+        self.read(path, PEM_MAX).map_err(|problem| format!("file {path:?} {problem}"))
+    }
+
     fn text(&self, source: &SecretSource) -> Result<String, String> {
         match source {
             SecretSource::Literal(text) => Ok(text.clone()),
@@ -61,12 +69,13 @@ impl Secrets<'_> {
                 Some(text) => Ok(without_newline(text)),
                 None => Err("is not set (or is not UTF-8 text)".to_owned()),
             },
-            SecretSource::File(path) => self.read(&self.base.join(path)).map(without_newline),
+            SecretSource::File(path) => self.read(path, SECRET_MAX).map(without_newline),
         }
     }
 
-    fn read(&self, path: &Path) -> Result<String, String> {
-        let bytes = self.files.borrow_mut().read(path, SECRET_MAX).map_err(|error| error.to_string())?;
+    fn read(&self, path: &str, bytes_max: u64) -> Result<String, String> {
+        let path = self.base.join(path);
+        let bytes = self.files.borrow_mut().read(&path, bytes_max).map_err(|error| error.to_string())?;
         // The error of the conversion would hold the bytes.
         String::from_utf8(bytes).ok().ok_or_else(|| "is not UTF-8 text".to_owned())
     }

@@ -488,6 +488,16 @@ fn what_is_copied_exists_and_is_enough_to_build() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_image_has_the_authorities_that_a_machine_trusts() -> Result<()> {
+    const FILE: &str = "/etc/ssl/certs/ca-certificates.crt";
+    let docker = Dockerfile::load()?;
+    let copies =
+        Dockerfile::all(docker.last(), "COPY").map(Instruction::copied).collect::<Result<Vec<_>>>()?;
+    assert!(copies.contains(&(vec![FILE], FILE)), "TLS to the stores would trust nobody: {copies:?}");
+    Ok(())
+}
+
 /// The old program, which Debian has, or the plugin of a newer Docker.
 fn docker_compose() -> Result<Command> {
     let answers = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());

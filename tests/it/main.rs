@@ -24,4 +24,5 @@ mod reload;
 mod sdk;
 mod stop;
 mod tiers;
+mod tls;
 mod verify;

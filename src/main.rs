@@ -1,16 +1,11 @@
-//! The `hapax` program: its commands, its runtime, its exit codes.
+//! The `hapax` program: its commands and its exit codes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hapax::commands::{self, Exit};
-use hapax::config::Config;
-use hapax::log::Log;
-use hapax::metrics::Metrics;
-use hapax::serve;
+use hapax::effect::Effects;
 
 /// A webhook dedupe gateway: every delivery verified, every event committed once.
 #[derive(Debug, Parser)]
@@ -78,7 +73,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Serve { file, migrate } => run_serve(&file, migrate),
+        // Rust effects are part of programs that are built on the library.
+        Command::Serve { file, migrate } => commands::serve::run(&file.config, migrate, &Effects::default()),
         Command::Check { file, online } => commands::check::run(&file.config, online),
         Command::Migrate { file, accept_key_change } => {
             commands::migrate::run(&file.config, &accept_key_change)
@@ -96,38 +92,5 @@ fn main() -> ExitCode {
             commands::complain(&message);
             ExitCode::from(code)
         }
-    }
-}
-
-fn run_serve(file: &ConfigFile, migrate: bool) -> Result<(), Exit> {
-    let config = commands::load(&file.config)?;
-    commands::raise_open_files(config.server.connections_max + config.postgres.connections);
-    let metrics = Arc::new(Metrics::new());
-    let log = Log::start(metrics.log_lines_dropped.clone())?;
-    log.install(&config.log.level);
-    let served = commands::runtime(config.server.threads)?
-        .block_on(serve_until_stopped(&config, migrate, metrics, &log));
-    log.flush(Duration::from_secs(1));
-    served
-}
-
-async fn serve_until_stopped(
-    config: &Config,
-    migrate: bool,
-    metrics: Arc<Metrics>,
-    log: &Log,
-) -> Result<(), Exit> {
-    if migrate {
-        commands::migrate::apply(&config.postgres).await?;
-    }
-    let running = serve::start(config, metrics, log.clone()).await?;
-    let mut stop = commands::Signals::listen()?;
-    tokio::select! {
-        () = stop.next() => {}
-        () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
-    }
-    tokio::select! {
-        () = running.stop(config.server.drain) => Ok(()),
-        () = stop.next() => Err(Exit::software("stopped at once by a second signal")),
     }
 }

@@ -8,8 +8,11 @@
 
 mod batch;
 mod lane;
+mod single;
+mod statement;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +22,7 @@ use tokio::time::timeout_at;
 
 use crate::body::{byte_budget, permits};
 use crate::config::{self, Effect, Source};
+use crate::effect::{Effects, UnknownEffects};
 use crate::error::{Code, Dependency};
 use crate::generation::Generation;
 use crate::identify::{Digest, Event};
@@ -109,26 +113,27 @@ impl std::fmt::Debug for Recorder {
 
 impl Recorder {
     /// Starts a lane for every effect that the sources name.
-    #[must_use]
+    ///
+    /// # Errors
+    /// A source names a Rust effect that is not in `effects`.
     pub fn start<'a>(
         pool: &Pool,
         settings: &config::Postgres,
         sources: impl Iterator<Item = &'a Source>,
+        effects: &Effects,
         metrics: &Arc<Metrics>,
         tasks: &Tasks,
-    ) -> Self {
+    ) -> Result<Self, UnknownEffects> {
         let mut lanes = HashMap::new();
         for source in sources {
-            lanes.entry(source.effect.clone()).or_insert_with_key(|effect| {
-                let (queue, incoming) = mpsc::channel(settings.queue_events);
-                let writer = Writer::new(pool.clone(), settings, effect);
-                let writer = Arc::new(writer);
-                let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
-                tasks.spawn_loop("lane", lane.run());
-                Lane { queue, writer, alone: Semaphore::new(1) }
-            });
+            let Entry::Vacant(place) = lanes.entry(source.effect.clone()) else { continue };
+            let (queue, incoming) = mpsc::channel(settings.queue_events);
+            let writer = Arc::new(Writer::new(pool.clone(), settings, place.key(), effects)?);
+            let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(metrics));
+            tasks.spawn_loop("lane", lane.run());
+            place.insert(Lane { queue, writer, alone: Semaphore::new(1) });
         }
-        Self {
+        Ok(Self {
             lanes,
             queue_bytes: byte_budget(settings.queue_bytes),
             record_timeout: settings.record_timeout,
@@ -137,7 +142,7 @@ impl Recorder {
                 lock_timeout: settings.lock_timeout,
                 statement_timeout: settings.statement_timeout,
             },
-        }
+        })
     }
 
     /// Records one event, and returns when its commit is confirmed or `deadline` has come.
@@ -238,8 +243,7 @@ impl Outcome {
             Self::Accepted => recorded(Verdict::Accepted),
             Self::Rejected { .. } => recorded(Verdict::Rejected),
             Self::Known(digest) => recorded(Verdict::Known(digest)),
-            Self::Failed { sqlstate, message } => {
-                let cause = batch::tell(&sqlstate, &message);
+            Self::Failed { cause, .. } => {
                 Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
             }
             Self::Locked => Err(RecordError::new(

@@ -20,6 +20,7 @@ mod once;
 mod pooler;
 mod postgres_away;
 mod redis_away;
+mod rust_effect;
 mod stop;
 mod tiers;
 mod verify;

@@ -226,15 +226,15 @@ impl Verdict {
         let Some(Fault { kind, cause }) = fault else {
             return match answer {
                 Ok(()) => Self::Done,
-                Err(EffectError(Kind::Rejected(cause))) => Self::Rejected(cause),
+                Err(error @ EffectError(Kind::Rejected(_))) => Self::Rejected(error.cause()),
                 Err(error) => Self::failed(error.cause()),
             };
         };
         match (kind, answer) {
             (FaultKind::Lost, _) => Self::Lost(cause),
             (FaultKind::Transient, _) => Self::Failed { cause, transient: true },
-            (FaultKind::Rejection | FaultKind::Statement, Err(EffectError(Kind::Rejected(why)))) => {
-                Self::Rejected(why)
+            (FaultKind::Rejection | FaultKind::Statement, Err(error @ EffectError(Kind::Rejected(_)))) => {
+                Self::Rejected(error.cause())
             }
             (FaultKind::Rejection, Err(EffectError(Kind::Sql(_)))) => Self::Rejected(cause),
             (_, Ok(())) => Self::failed(format!("the effect went on after an error: {cause}")),

@@ -1,76 +1,24 @@
 //! Effects in Rust: in the transaction of the event's row, once, whatever they do.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 use hapax::config::Config;
+use hapax::dev::PostgresOptions;
 use hapax::effect::{Effect, EffectError, Effects, Event, Handle, async_trait};
 use serde::Deserialize;
 
 use crate::commit_truth::{HASTY, Primary};
-use crate::harness::library::Library;
+use crate::harness::library::{Book, Library};
 use crate::harness::load::{LIMIT, burst};
 use crate::harness::play;
+use crate::harness::proxy::{Direction, Proxy};
 use crate::harness::scene::{Answer, PATIENT, SECRET, Scene, deliver, event, signed_as};
+use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
-
-/// What the bodies of these tests ask for.
-#[derive(Deserialize)]
-struct Wish<'a> {
-    #[serde(rename = "do", default)]
-    what: &'a str,
-    #[serde(default)]
-    sql: String,
-}
-
-/// Writes a row for each time that it runs, and does what the body says before and after.
-#[derive(Clone, Default)]
-struct Book(Arc<AtomicUsize>);
-
-impl Book {
-    fn calls(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
-    }
-
-    fn registered(&self) -> Effects {
-        Effects::default().with("book", self.clone())
-    }
-}
-
-#[async_trait]
-impl Effect for Book {
-    async fn apply(&self, event: &Event<'_>, handle: &mut Handle<'_>) -> Result<(), EffectError> {
-        let nth = self.0.fetch_add(1, Ordering::SeqCst);
-        let Wish { what, sql } = event.json()?;
-        let book = "insert into fx.effect (source, event_id) values ($1, $2)";
-        handle.execute(book, &[&event.source, &event.event_id]).await?;
-        match what {
-            "fail" => return Err(EffectError::fail("the effect fails")),
-            "reject" => return Err(EffectError::reject("never")),
-            "reject_after" => {
-                handle.execute(&sql, &[]).await.map_err(|_error| EffectError::reject("after an error"))?;
-            }
-            "run" => drop(handle.execute(&sql, &[]).await?),
-            "unlimited" => {
-                handle.execute("set local statement_timeout = 0", &[]).await?;
-                handle.execute(&sql, &[]).await?;
-            }
-            "swallow" => drop(handle.execute(&sql, &[]).await),
-            "once" if nth == 0 => drop(handle.execute(&sql, &[]).await?),
-            "wait" => drop(handle.query("select pg_advisory_xact_lock_shared(7)", &[]).await?),
-            "drop" => {
-                let statement = handle.execute("select pg_advisory_xact_lock_shared(7)", &[]);
-                tokio::select! { biased; _ = statement => {}, () = tokio::task::yield_now() => {} }
-            }
-            "panic" => assert!(!sql.is_empty(), "as the body asked for"),
-            "never" => std::future::pending().await,
-            "none" => drop(handle.query_one("select 1 where false", &[]).await),
-            _ => {}
-        }
-        Ok(())
-    }
-}
+use crate::pooler::Bouncer;
+use crate::postgres_away::cut_once;
 
 fn settings<'a>(base: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [base, &["source.stripe.effect = \"rust:book\""], more].concat()
@@ -353,6 +301,53 @@ async fn what_may_pass_is_tried_again() -> Result<()> {
     assert_eq!(told(&delivery.await??), (200, "accepted"));
     assert_eq!(book.calls(), 4);
     scene.assert_once(&["evt_1".to_owned(), "evt_2".to_owned()]).await?;
+    Ok(())
+}
+
+/// The commit does not arrive; or it happens, and the answer is lost.
+#[tokio::test]
+async fn a_connection_that_breaks_at_the_commit_costs_no_second_effect() -> Result<()> {
+    let ways = [(Direction::ToServer, "commit\0", 2), (Direction::ToClient, "COMMIT\0", 1)];
+    for (direction, text, calls) in ways {
+        let mut scene = Scene::new().await?;
+        let armed = Arc::new(AtomicBool::new(false));
+        let proxy = Proxy::start_with(stores::postgres().address(), cut_once(direction, text, &armed))?;
+        let direct = scene.stores.postgres_url.clone();
+        scene.stores.postgres_url = stores::postgres().url_at(proxy.address(), &scene.stores.database);
+        let book = Book::default();
+        let gateway = gateway(&scene, &book, &PATIENT).await?;
+        scene.stores.postgres_url = direct;
+        armed.store(true, Ordering::SeqCst);
+        let answer = deliver(gateway.listen(), "stripe", &event("evt_1", "")).await?;
+        assert!(!armed.load(Ordering::SeqCst), "nothing was cut");
+        assert_eq!(told(&answer), (200, "accepted"), "{direction:?}");
+        assert_eq!(book.calls(), calls, "{direction:?}");
+        scene.assert_once(&["evt_1".to_owned()]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_works_behind_a_proxy_that_pools_transactions() -> Result<()> {
+    let postgres = private_postgres(PostgresOptions::default()).await?;
+    let mut scene = Scene::on(&postgres, stores::redis().url()).await?;
+    let direct = scene.stores.postgres_url.clone();
+    let bouncer = Bouncer::start(&direct).await?;
+    scene.stores.postgres_url = postgres.url_at(bouncer.address, &scene.stores.database);
+    let book = Book::default();
+    let more = ["postgres.transaction_pooler = true", "fast_tier.prefix = \"rust-pooler:\""];
+    let more = [&PATIENT[..], &more].concat();
+    let gateways = [gateway(&scene, &book, &more).await?, gateway(&scene, &book, &more).await?];
+    scene.stores.postgres_url = direct;
+    for round in 0..10 {
+        let bodies = |name| (0..8).map(|at| event(&format!("{name}_{round}_{at}"), "")).collect();
+        let [one, two] = gateways.each_ref().map(Library::listen);
+        let (one, two) =
+            tokio::try_join!(burst(one, "stripe", bodies("one")), burst(two, "stripe", bodies("two")))?;
+        assert!(one.iter().chain(&two).all(|answer| told(answer) == (200, "accepted")), "{one:?} {two:?}");
+        fails(&scene, &gateways[0], &format!("failed_{round}"), "swallow", "select nothing").await?;
+    }
+    assert_eq!(scene.assert_once([]).await?.effects.len(), 160);
     Ok(())
 }
 

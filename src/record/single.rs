@@ -1,7 +1,7 @@
 //! One event with a Rust effect, one transaction: the event's row, the effect, the commit.
 //!
-//! Invariant: COMMIT is sent only together with our own last words, which fail unless the transaction is the one that
-//! wrote the event's row. Until then nothing can be committed, so a connection may be dropped at any point.
+//! Invariant: after an effect, COMMIT is sent only together with our own last words, which fail unless the transaction is
+//! the one that wrote the event's row. Until then nothing can be committed, so a connection may be dropped at any point.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;

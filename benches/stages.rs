@@ -15,6 +15,7 @@ use hapax::claim::{Claim, FastTier};
 use hapax::config::{self, Config, Source};
 use hapax::db;
 use hapax::dev::{Stores, StoresOptions};
+use hapax::effect::Effects;
 use hapax::generation::Heartbeat;
 use hapax::identify::{Event, EventKey, Identified, identify};
 use hapax::metrics::Metrics;
@@ -191,7 +192,8 @@ impl Gateway {
         let source = Arc::clone(config.sources.get("bench").context("no source")?);
         let sources = config.sources.values().map(AsRef::as_ref);
         let pool = db::pool(&config.postgres)?;
-        let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
+        let recorder =
+            Recorder::start(&pool, &config.postgres, sources, &Effects::default(), &metrics, &tasks)?;
         let event = event(&source)?;
         let gateway = Self { source, event, recorder, tier };
         gateway.wait_for_redis().await?;

@@ -8,6 +8,7 @@ pub mod migrate;
 pub mod providers;
 pub mod ready;
 pub mod send;
+pub mod serve;
 pub mod verify;
 
 use std::fmt::Display;

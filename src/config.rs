@@ -321,7 +321,7 @@ pub struct Source {
     /// `lock = "/json/pointer"`: effects of one batch run in the order of that value, so that batches of all gateways lock
     /// their rows in one order.
     pub lock: Option<LockRule>,
-    /// `effect = "schema.function" | "none"`
+    /// `effect = "schema.function" | "rust:NAME" | "none"`
     pub effect: Effect,
     /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
     pub batch_items_max: usize,
@@ -409,6 +409,13 @@ pub enum Effect {
         group: Option<String>,
         /// `effect_batch = true`: several events share a transaction.
         batched: bool,
+    },
+    /// An effect that this program has registered; each event has a transaction of its own.
+    Rust {
+        /// What stands after `rust:`.
+        name: String,
+        /// As of a function.
+        group: Option<String>,
     },
 }
 

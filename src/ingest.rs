@@ -24,6 +24,7 @@ use crate::body;
 use crate::challenge::{self, Reply};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{Config, InFlight, RequestLog, Source};
+use crate::effect::UnknownEffects;
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
 use crate::identify::{Content, Event, Identified, identify};
@@ -131,12 +132,16 @@ impl Gateway {
 
     /// From now on requests begin under these settings; those under way end under the ones with which they began. What
     /// cannot change without a restart must be the same in both.
-    pub fn take_up(&self, config: &Config) {
+    ///
+    /// # Errors
+    /// A source names a Rust effect that this program does not have; nothing changes then.
+    pub fn take_up(&self, config: &Config) -> Result<(), UnknownEffects> {
         let before = self.view.load_full();
         let tier = before.tier.tuned(&config.fast_tier);
         let sources = config.sources.values().map(AsRef::as_ref);
-        let recorder = before.recorder.tuned(&config.postgres, sources);
+        let recorder = before.recorder.tuned(&config.postgres, sources)?;
         self.view.store(Arc::new(View::new(config, tier, recorder)));
+        Ok(())
     }
 
     /// Answers a request; every request gets one log line and one count, even if its client goes away.

@@ -13,6 +13,7 @@
 //! | [`server`], [`admin`] | connections |
 //! | [`ingest`], [`flight`] | the path itself |
 //! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`effect`] | what happens once for each event, where it is written in Rust |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -28,6 +29,7 @@ pub mod commands;
 pub mod config;
 pub mod db;
 pub mod dev;
+pub mod effect;
 pub mod error;
 #[cfg(test)]
 mod fixture;

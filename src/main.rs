@@ -1,16 +1,11 @@
-//! The `hapax` program: its commands, its runtime, its exit codes.
+//! The `hapax` program: its commands and its exit codes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hapax::commands::{self, Exit};
-use hapax::config::Loaded;
-use hapax::log::Log;
-use hapax::metrics::Metrics;
-use hapax::serve;
+use hapax::effect::Effects;
 
 /// A webhook dedupe gateway: every delivery verified, every event committed once.
 #[derive(Debug, Parser)]
@@ -78,7 +73,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Serve { file, migrate } => run_serve(&file, migrate),
+        // Rust effects are part of programs that are built on the library.
+        Command::Serve { file, migrate } => commands::serve::run(&file.config, migrate, &Effects::default()),
         Command::Check { file, online } => commands::check::run(&file.config, online),
         Command::Migrate { file, accept_key_change } => {
             commands::migrate::run(&file.config, &accept_key_change)
@@ -96,50 +92,5 @@ fn main() -> ExitCode {
             commands::complain(&message);
             ExitCode::from(code)
         }
-    }
-}
-
-fn run_serve(file: &ConfigFile, migrate: bool) -> Result<(), Exit> {
-    let loaded = commands::load_with_files(&file.config)?;
-    let config = &loaded.config;
-    commands::raise_open_files(config.server.connections_max + config.postgres.connections);
-    let metrics = Arc::new(Metrics::new());
-    let log = Log::start(metrics.log_lines_dropped.clone())?;
-    log.install(&config.log.level);
-    let runtime = commands::runtime(config.server.threads)?;
-    let served = runtime.block_on(serve_until_stopped(file, loaded, migrate, metrics, &log));
-    log.flush(LAST_WORDS);
-    // A file that cannot be read to its end holds up nobody.
-    runtime.shutdown_timeout(LAST_WORDS);
-    served
-}
-
-/// What a process that has stopped may still take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-
-async fn serve_until_stopped(
-    file: &ConfigFile,
-    loaded: Loaded,
-    migrate: bool,
-    metrics: Arc<Metrics>,
-    log: &Log,
-) -> Result<(), Exit> {
-    // Before anything that takes time, so that an early signal is kept and not the end.
-    let hangups = commands::hangups()?;
-    let Loaded { config, files, .. } = loaded;
-    if migrate {
-        commands::migrate::apply(&config.postgres).await?;
-    }
-    let running = serve::start(Arc::new(config), metrics, log.clone()).await?;
-    running.follow(file.config.clone(), files, hangups);
-    let mut stop = commands::Signals::listen()?;
-    tokio::select! {
-        () = stop.next() => {}
-        () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
-    }
-    let drain = running.drain();
-    tokio::select! {
-        () = running.stop(drain) => Ok(()),
-        () = stop.next() => Err(Exit::software("stopped at once by a second signal")),
     }
 }

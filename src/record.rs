@@ -8,8 +8,11 @@
 
 mod batch;
 mod lane;
+mod single;
+mod statement;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +22,7 @@ use tokio::time::timeout_at;
 
 use crate::body::{byte_budget, permits};
 use crate::config::{self, Effect, Source};
+use crate::effect::{Effects, UnknownEffects};
 use crate::error::{Code, Dependency};
 use crate::generation::Generation;
 use crate::identify::{Digest, Event};
@@ -128,12 +132,16 @@ struct Lane {
 }
 
 impl Lane {
-    fn start(shared: &Shareable, settings: &config::Postgres, effect: &Effect) -> Self {
+    fn start(
+        shared: &Shareable,
+        settings: &config::Postgres,
+        effect: &Effect,
+    ) -> Result<Self, UnknownEffects> {
         let (queue, incoming) = mpsc::channel(settings.queue_events);
-        let writer = Arc::new(Writer::new(shared.pool.clone(), settings, effect));
+        let writer = Arc::new(Writer::new(shared.pool.clone(), settings, effect, &shared.effects)?);
         let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(&shared.metrics));
         shared.tasks.spawn_while_needed("lane", lane.run());
-        Self { queue, writer, alone: Semaphore::new(1) }
+        Ok(Self { queue, writer, alone: Semaphore::new(1) })
     }
 }
 
@@ -151,6 +159,7 @@ pub struct Recorder {
 #[derive(Clone)]
 struct Shareable {
     pool: Pool,
+    effects: Effects,
     queue_bytes: Arc<Semaphore>,
     metrics: Arc<Metrics>,
     tasks: Tasks,
@@ -164,29 +173,40 @@ impl std::fmt::Debug for Recorder {
 
 impl Recorder {
     /// Starts a lane for every effect that the sources name.
-    #[must_use]
+    ///
+    /// # Errors
+    /// A source names a Rust effect that is not in `effects`.
     pub fn start<'a>(
         pool: &Pool,
         settings: &config::Postgres,
         sources: impl Iterator<Item = &'a Source>,
+        effects: &Effects,
         metrics: &Arc<Metrics>,
         tasks: &Tasks,
-    ) -> Self {
+    ) -> Result<Self, UnknownEffects> {
         let queue_bytes = byte_budget(settings.queue_bytes);
         let (pool, metrics, tasks) = (pool.clone(), Arc::clone(metrics), tasks.clone());
-        Self::with(Shareable { pool, queue_bytes, metrics, tasks }, settings, sources, None)
+        let shared = Shareable { pool, effects: effects.clone(), queue_bytes, metrics, tasks };
+        Self::with(shared, settings, sources, None)
     }
 
     /// The same pool under other settings of the same database. Lanes that stay the same are taken over with their queues; the
     /// others end when the requests that use them have.
-    #[must_use]
-    pub fn tuned<'a>(&self, settings: &config::Postgres, sources: impl Iterator<Item = &'a Source>) -> Self {
+    ///
+    /// # Errors
+    /// A source names a Rust effect that this program does not have.
+    pub fn tuned<'a>(
+        &self,
+        settings: &config::Postgres,
+        sources: impl Iterator<Item = &'a Source>,
+    ) -> Result<Self, UnknownEffects> {
+        let tuned = Self::with(self.shared.clone(), settings, sources, Some(self))?;
         let pool = &self.shared.pool;
         // Never smaller: what the pool lends at that moment would be counted wrongly when it comes back.
         if settings.connections > pool.status().max_size {
             pool.resize(settings.connections);
         }
-        Self::with(self.shared.clone(), settings, sources, Some(self))
+        Ok(tuned)
     }
 
     fn with<'a>(
@@ -194,19 +214,21 @@ impl Recorder {
         settings: &config::Postgres,
         sources: impl Iterator<Item = &'a Source>,
         before: Option<&Self>,
-    ) -> Self {
+    ) -> Result<Self, UnknownEffects> {
         let lane_settings = LaneSettings::of(settings);
         let kept = before.filter(|before| before.lane_settings == lane_settings);
         let mut lanes = HashMap::new();
         for source in sources {
-            lanes.entry(source.effect.clone()).or_insert_with_key(|effect| {
-                let kept = kept.and_then(|before| before.lanes.get(effect));
-                kept.map_or_else(|| Arc::new(Lane::start(&shared, settings, effect)), Arc::clone)
-            });
+            let Entry::Vacant(place) = lanes.entry(source.effect.clone()) else { continue };
+            let lane = match kept.and_then(|before| before.lanes.get(place.key())) {
+                Some(lane) => Arc::clone(lane),
+                None => Arc::new(Lane::start(&shared, settings, place.key())?),
+            };
+            place.insert(lane);
         }
         let LaneSettings { lock_timeout, statement_timeout, .. } = lane_settings;
         let mode_alone = Mode { one_by_one: true, lock_timeout, statement_timeout };
-        Self { lanes, lane_settings, record_timeout: settings.record_timeout, mode_alone, shared }
+        Ok(Self { lanes, lane_settings, record_timeout: settings.record_timeout, mode_alone, shared })
     }
 
     /// Records one event, and returns when its commit is confirmed or `deadline` has come.
@@ -307,8 +329,7 @@ impl Outcome {
             Self::Accepted => recorded(Verdict::Accepted),
             Self::Rejected { .. } => recorded(Verdict::Rejected),
             Self::Known(digest) => recorded(Verdict::Known(digest)),
-            Self::Failed { sqlstate, message } => {
-                let cause = batch::tell(&sqlstate, &message);
+            Self::Failed { cause, .. } => {
                 Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
             }
             Self::Locked => Err(RecordError::new(

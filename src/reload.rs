@@ -17,6 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Changes, Config, Files, Loaded, Look, Looks};
 use crate::db::Unready;
+use crate::effect::{Effects, UnknownEffects};
 use crate::ingest::Gateway;
 use crate::log::Log;
 use crate::metrics::Metrics;
@@ -33,6 +34,8 @@ pub struct Live {
     pub current: watch::Sender<Arc<Config>>,
     /// Serves by them.
     pub gateway: Arc<Gateway>,
+    /// What the program has for `effect = "rust:NAME"`.
+    pub effects: Effects,
     /// Tells what became of changes.
     pub metrics: Arc<Metrics>,
     /// Has a level.
@@ -61,6 +64,8 @@ enum Refusal {
     Files(Vec<Problem>),
     /// The files could not be read in time. Not tried again by itself: each try may cost a thread that never ends.
     Unreadable,
+    /// Of what this program lacks.
+    Effects(UnknownEffects),
     /// Of what the database says, or does not say; that can change.
     Database(String),
 }
@@ -122,7 +127,7 @@ impl Reload {
                         self.waits = Some(reason.clone());
                         !news && waited.as_ref() == Some(reason)
                     }
-                    Refusal::Files(_) | Refusal::Unreadable => false,
+                    Refusal::Files(_) | Refusal::Effects(_) | Refusal::Unreadable => false,
                 };
                 if !told_already {
                     self.live.metrics.settings_refused();
@@ -141,10 +146,11 @@ impl Reload {
         };
         self.looks = Looks::after(files);
         let Loaded { config, warnings, .. } = loaded.map_err(Refusal::Files)?;
+        self.live.effects.check(&config).map_err(Refusal::Effects)?;
         ask_database(&before, &config).await.map_err(Refusal::Database)?;
         warnings.iter().for_each(tell_problem);
         let changes = Changes::between(&before, &config);
-        self.live.take_up(Arc::new(config));
+        self.live.take_up(Arc::new(config)).map_err(Refusal::Effects)?;
         Ok(changes)
     }
 }
@@ -157,11 +163,12 @@ async fn pause_for(pause: Option<Duration>) {
 }
 
 impl Live {
-    /// The one step; nothing in it can fail or wait.
-    fn take_up(&self, config: Arc<Config>) {
+    /// The one step; nothing in it waits, and only its beginning can fail.
+    fn take_up(&self, config: Arc<Config>) -> Result<(), UnknownEffects> {
+        self.gateway.take_up(&config)?;
         self.log.set_level(&config.log.level);
-        self.gateway.take_up(&config);
         self.current.send_replace(config);
+        Ok(())
     }
 }
 
@@ -202,6 +209,7 @@ impl Refusal {
             Self::Unreadable => {
                 error!(cause = format!("the files cannot be read within {READ_TIMEOUT:?}"), "{REFUSED}");
             }
+            Self::Effects(unknown) => error!(cause = %unknown, "{REFUSED}"),
             Self::Database(cause) => error!(cause, "{REFUSED}"),
         }
     }

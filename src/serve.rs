@@ -18,6 +18,7 @@ use crate::claim::FastTier;
 use crate::config::{self, Config, Effect, Files};
 use crate::db::key_rule::KeyRule;
 use crate::db::{self, Needs, Unready};
+use crate::effect::Effects;
 use crate::generation::Heartbeat;
 use crate::ingest::Gateway;
 use crate::log::Log;
@@ -48,9 +49,19 @@ pub struct Running {
 /// Starts the gateway. If Postgres can be reached and is not as it must be, nothing starts; if it cannot be
 /// reached, the gateway starts, is not ready, and becomes so by itself.
 ///
+/// `effects` are those that this program has for `effect = "rust:NAME"`.
+///
 /// # Errors
-/// A wrong database, an address that cannot be listened on, a wrong URL.
-pub async fn start(config: Arc<Config>, metrics: Arc<Metrics>, log: Log) -> anyhow::Result<Running> {
+/// An effect that is not registered, a wrong database, an address that cannot be listened on, a wrong URL.
+pub async fn start(
+    config: Arc<Config>,
+    effects: &Effects,
+    metrics: Arc<Metrics>,
+    log: Log,
+) -> anyhow::Result<Running> {
+    for name in effects.check(&config)? {
+        warn!(effect = format!("rust:{name}"), "an effect is registered, and no source names it");
+    }
     let tasks = Tasks::default();
     let schema_ready = Arc::new(AtomicBool::new(false));
     match take_up_schema(&config.postgres, &needs(&config)).await {
@@ -72,7 +83,7 @@ pub async fn start(config: Arc<Config>, metrics: Arc<Metrics>, log: Log) -> anyh
     let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
     let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
-    let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
+    let recorder = Recorder::start(&pool, &config.postgres, sources, effects, &metrics, &tasks)?;
     let gateway =
         Arc::new(Gateway::new(&config, tier, recorder, Arc::clone(&metrics), log.clone(), tasks.clone()));
     metrics.settings_in_use(jiff::Timestamp::now());
@@ -93,6 +104,7 @@ pub async fn start(config: Arc<Config>, metrics: Arc<Metrics>, log: Log) -> anyh
         live: Live {
             current,
             gateway: Arc::clone(&gateway),
+            effects: effects.clone(),
             metrics: Arc::clone(&metrics),
             log,
             draining: Arc::clone(&closing.draining),
@@ -183,7 +195,7 @@ pub fn needs(config: &Config) -> Needs {
 /// The effect functions that the sources name, each once.
 fn effects(config: &Config) -> Vec<String> {
     let functions = config.sources.values().filter_map(|source| match &source.effect {
-        Effect::None => None,
+        Effect::None | Effect::Rust { .. } => None,
         Effect::Function { name, .. } => Some(name.clone()),
     });
     functions.collect::<BTreeSet<_>>().into_iter().collect()

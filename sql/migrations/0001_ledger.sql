@@ -187,12 +187,15 @@ $$;
 --
 -- one_by_one makes each ledger insert and each effect a subtransaction of its own; without it, any error fails
 -- the whole call. careful does so for the effects of the marked events only.
+--
+-- effect_follows: the caller itself runs the effect of a new event, after this and in the same transaction, and then
+-- calls hapax.close. Constraints are left as they are until then.
 create function hapax.record(
     keys bytea[], tokens bigint[], digests bytea[], sources text[], scopes text[], ids text[], types text[],
     times timestamptz[], headers text[], bodies bytea[], items integer[], unidentified boolean[],
     locks text[], careful boolean[],
     effect text, effect_group text, one_by_one boolean,
-    ledger_lock_timeout text, commit_mode text, effect_budget interval,
+    ledger_lock_timeout text, commit_mode text, effect_budget interval, effect_follows boolean,
     out generation bytea, out outcomes text, out row_digests bytea[], out row_statuses text[],
     out sqlstates text[], out messages text[]
 ) language plpgsql volatile as
@@ -300,7 +303,7 @@ begin
         fresh := array(select u.i from unnest(fresh) with ordinality as u(i, at) where not unidentified[u.i] order by u.at);
     end if;
 
-    if effect is not null and cardinality(fresh) > 0 then
+    if (effect is not null or effect_follows) and cardinality(fresh) > 0 then
         -- From here statement_timeout bounds the waits, not the short time-out for ledger rows.
         ignored := set_config('lock_timeout', '0', true);
         if effect_group is not null then
@@ -311,6 +314,8 @@ begin
                 raise exception 'hapax: effect group % is busy', effect_group using errcode = '40001';
             end;
         end if;
+    end if;
+    if effect is not null and cardinality(fresh) > 0 then
         events := array(
             select row(u.source, u.scope, u.id, u.type, u.key, u.item, u.digest, u.body, u.headers::jsonb, now(), u.time,
                 1, 0)::hapax.event
@@ -401,10 +406,33 @@ begin
 
     -- Last words, after everything that an effect may have changed. Where nothing is promised to anybody, nobody waits
     -- for the log.
-    set constraints all immediate;
+    if not effect_follows then
+        set constraints all immediate;
+    end if;
     promised := outcome && '{a,r,d,o}';
     ignored := set_config('synchronous_commit', case when promised then commit_mode else 'off' end, true);
     outcomes := array_to_string(outcome, '');
     generation := hapax.generation();
+end
+$$;
+
+-- The last words of a transaction in which the caller ran an effect after hapax.record: fails unless it is still that
+-- transaction. rejected is the key of an event that the effect refused for good, or null.
+create function hapax.close(recorded_in text, commit_mode text, rejected bytea) returns bytea
+    language plpgsql volatile as
+$$
+declare
+    ignored text;
+begin
+    if pg_current_xact_id_if_assigned()::text is distinct from recorded_in then
+        raise exception 'hapax: the transaction that recorded the event ended before its effect did';
+    end if;
+    if rejected is not null then
+        update hapax.ledger set status = 'rejected' where key = rejected;
+    end if;
+    -- What an effect may have changed, as in hapax.record.
+    set constraints all immediate;
+    ignored := set_config('synchronous_commit', commit_mode, true);
+    return hapax.generation();
 end
 $$;

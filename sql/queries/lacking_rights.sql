@@ -12,6 +12,7 @@ from (values
     ('execute on hapax.record', (
         select bool_and(has_function_privilege(p.oid, 'execute'))
         from pg_catalog.pg_proc p
-        where p.pronamespace = 'hapax'::regnamespace and p.proname in ('record', 'generation', 'hash_of', 'readable')))
+        where p.pronamespace = 'hapax'::regnamespace
+            and p.proname in ('record', 'close', 'generation', 'hash_of', 'readable')))
 ) as wanted(what, held)
 where not wanted.held

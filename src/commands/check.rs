@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Exit, load, runtime, say};
-use crate::config::Config;
+use crate::config::{Config, Effect};
 use crate::{claim, db, serve};
 
 /// Checks the settings; with `online` also the stores.
@@ -12,10 +12,24 @@ use crate::{claim, db, serve};
 /// Exit code 64 for mistakes in the settings, 69 for a store that is away or wrong.
 pub fn run(path: &Path, online: bool) -> Result<(), Exit> {
     let config = load(path)?;
+    tell_rust_effects(&config)?;
     if online {
         runtime(1)?.block_on(check_stores(&config))?;
     }
     say(format!("{}: ok, {} sources", path.display(), config.sources.len()))
+}
+
+/// They are in the program that will serve; this one cannot look.
+fn tell_rust_effects(config: &Config) -> Result<(), Exit> {
+    for source in config.sources.values() {
+        if let Effect::Rust { name, .. } = &source.effect {
+            say(format!(
+                "source {}: not checked here: whether the program that serves has registered effect \"rust:{name}\"",
+                source.name
+            ))?;
+        }
+    }
+    Ok(())
 }
 
 async fn check_stores(config: &Config) -> Result<(), Exit> {

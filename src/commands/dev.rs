@@ -16,6 +16,7 @@ use super::send::{Report, Sender, send_all};
 use super::{Exit, Signals, runtime, say};
 use crate::config::{self, Config};
 use crate::dev::{FolderOptions, Stores, StoresOptions};
+use crate::effect::Effects;
 use crate::identify::EventKey;
 use crate::log::Log;
 use crate::metrics::Metrics;
@@ -117,7 +118,7 @@ async fn run_gateway(
         .batch_execute(include_str!("../../sql/demo.sql"))
         .await
         .map_err(|error| Exit::unavailable(db::describe(&error)))?;
-    let running = serve::start(Arc::clone(config), metrics, log).await?;
+    let running = serve::start(Arc::clone(config), &Effects::default(), metrics, log).await?;
     demo.write_facts(options, &running)?;
     demo.introduce(options, &running)?;
     if options.once {

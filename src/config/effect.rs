@@ -1,6 +1,7 @@
 //! The business effect of a source.
 //!
-//! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement.
+//! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement. No name of
+//! a function looks like that of a Rust effect.
 
 use super::LockRule;
 use crate::settings::Table;
@@ -14,11 +15,25 @@ const IDENTIFIER_MAX: usize = 63;
 /// The group of sources without an effect.
 const NO_EFFECT: &str = "none";
 
+/// What the name of an effect that is written in Rust begins with.
+pub(super) const RUST: &str = "rust:";
+
+/// Longest name of such an effect, in bytes.
+const RUST_NAME_MAX: usize = 63;
+
 /// `effect`
 pub(super) fn effect(table: &mut Table) -> Option<String> {
     const KEY: &str = "effect";
-    const WANTED: &str = "give \"none\" or \"schema.function\"";
+    const WANTED: &str = "give \"none\", \"schema.function\" or \"rust:NAME\"";
     let text = table.text(KEY)?;
+    if let Some(name) = text.strip_prefix(RUST) {
+        if is_rust_name(name) {
+            return Some(text);
+        }
+        let wanted = format!("give \"rust:\" and 1 to {RUST_NAME_MAX} of a-z, 0-9, _ and -");
+        table.error(KEY, format!("{text:?} names no Rust effect: {wanted}"));
+        return None;
+    }
     match text.as_str() {
         NO_EFFECT => {}
         "pull" => table.error(KEY, format!("\"pull\" is not available in this version: {WANTED}")),
@@ -28,6 +43,11 @@ pub(super) fn effect(table: &mut Table) -> Option<String> {
         },
     }
     None
+}
+
+fn is_rust_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b'-';
+    (1..=RUST_NAME_MAX).contains(&name.len()) && name.bytes().all(fits)
 }
 
 /// The text becomes part of a statement, so it must be two identifiers and nothing else.
@@ -98,8 +118,13 @@ pub(super) fn effect_group(table: &mut Table, effect: Option<&str>) -> String {
 
 /// `effect_batch`
 pub(super) fn effect_batch(table: &mut Table, effect: Option<&str>) -> bool {
-    only_with_effect(table, "effect_batch", effect);
-    table.flag("effect_batch").unwrap_or(true)
+    const KEY: &str = "effect_batch";
+    only_with_effect(table, KEY, effect);
+    let batch = table.flag(KEY);
+    if is_rust(effect) && batch == Some(true) {
+        table.error(KEY, "a Rust effect has a transaction of its own for each event: remove it");
+    }
+    batch.unwrap_or(true)
 }
 
 /// `lock`
@@ -107,6 +132,14 @@ pub(super) fn lock(table: &mut Table, effect: Option<&str>) -> Option<LockRule> 
     const KEY: &str = "lock";
     only_with_effect(table, KEY, effect);
     let text = table.text(KEY)?;
+    if is_rust(effect) {
+        table.error(
+            KEY,
+            "orders the effects within a batch, and a Rust effect has no batches: remove it, and give \
+             effect_parallel = true if effects of different events never lock the same rows, or in one order",
+        );
+        return None;
+    }
     if table.flag("effect_parallel") == Some(true) {
         table.error(
             KEY,
@@ -123,6 +156,10 @@ pub(super) fn lock(table: &mut Table, effect: Option<&str>) -> Option<LockRule> 
             None
         }
     }
+}
+
+fn is_rust(effect: Option<&str>) -> bool {
+    effect.is_some_and(|name| name.starts_with(RUST))
 }
 
 fn only_with_effect(table: &mut Table, key: &str, effect: Option<&str>) {

@@ -30,8 +30,8 @@ pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 /// event that is recorded alone.
 fn connections_of(effect: &Effect) -> usize {
     match effect {
-        Effect::Function { group: Some(_), .. } => 2,
-        Effect::Function { group: None, .. } | Effect::None => 3,
+        Effect::Function { group: Some(_), .. } | Effect::Rust { group: Some(_), .. } => 2,
+        Effect::Function { group: None, .. } | Effect::Rust { group: None, .. } | Effect::None => 3,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
-use super::effect::{check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
+use super::effect::{RUST, check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
@@ -134,15 +134,13 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// What the three keys about the effect come to.
+    /// What the keys about the effect come to.
     pub(super) fn effect(&self) -> Effect {
-        match &self.effect {
-            None => Effect::None,
-            Some(name) => Effect::Function {
-                name: name.clone(),
-                group: (!self.effect_parallel && self.lock.is_none()).then(|| self.effect_group.clone()),
-                batched: self.effect_batch,
-            },
+        let Some(name) = &self.effect else { return Effect::None };
+        let group = (!self.effect_parallel && self.lock.is_none()).then(|| self.effect_group.clone());
+        match name.strip_prefix(RUST) {
+            Some(name) => Effect::Rust { name: name.to_owned(), group },
+            None => Effect::Function { name: name.clone(), group, batched: self.effect_batch },
         }
     }
 }

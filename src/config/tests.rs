@@ -462,13 +462,42 @@ fn effects_are_functions_by_full_name() {
     let config = load("source.a.effect = \"none\"\nsource.a.on_error = \"retry\"");
     assert_eq!(config.sources["a"].effect, Effect::None);
     let of = |text: &str| match &load(text).sources["a"].effect {
-        Effect::Function { group, .. } => group.clone(),
+        Effect::Function { group, .. } | Effect::Rust { group, .. } => group.clone(),
         Effect::None => panic!("no effect"),
     };
     assert_eq!(of(&format!("{group} = \"g\"")).as_deref(), Some("g"));
     assert_eq!(of(&format!("{group} = \"g\"\nsource.a.effect_parallel = true")), None);
     warns_with(&quiet(), &[("source.a.effect_parallel = true", &["has no effect without an effect"])]);
     takes(&["source.a.effect = \"s.f\"\nsource.a.effect_parallel = true"]);
+}
+
+#[test]
+fn effects_in_rust_are_named_apart_and_have_no_batches() {
+    let long = format!("source.a.effect = \"rust:{}\"", "f".repeat(64));
+    refuses(&[
+        ("source.a.effect = \"rust:\"", &["source.a.effect", "names no Rust effect", "a-z"]),
+        ("source.a.effect = \"rust:a.b\"", &["source.a.effect", "names no Rust effect"]),
+        ("source.a.effect = \"rust:A\"", &["source.a.effect", "names no Rust effect"]),
+        (long.as_str(), &["1 to 63"]),
+        (
+            "source.a.effect = \"rust:f\"\nsource.a.lock = \"/a\"",
+            &["source.a.lock", "has no batches", "effect_parallel"],
+        ),
+        (
+            "source.a.effect = \"rust:f\"\nsource.a.effect_batch = true",
+            &["source.a.effect_batch", "remove it"],
+        ),
+    ]);
+    let of = |more: &str| {
+        let config = load(&format!("source.a.effect = \"rust:apply-1_b\"\n{more}"));
+        config.sources["a"].effect.clone()
+    };
+    let rust =
+        |group: Option<&str>| Effect::Rust { name: "apply-1_b".to_owned(), group: group.map(str::to_owned) };
+    assert_eq!(of(""), rust(Some("rust:apply-1_b")));
+    assert_eq!(of("source.a.effect_batch = false"), rust(Some("rust:apply-1_b")));
+    assert_eq!(of("source.a.effect_group = \"g\""), rust(Some("g")));
+    assert_eq!(of("source.a.effect_parallel = true"), rust(None));
 }
 
 #[test]

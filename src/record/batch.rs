@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Object, Pool, PoolError};
 use futures_util::join;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Row, Statement};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+use tokio_postgres::Statement;
 use tracing::warn;
 
-use super::{RecordError, Recorded};
+use super::statement::{Arguments, RECORD, TYPES, begin, call, written};
+use super::{RecordError, Recorded, single};
 use crate::config::{self, Effect, Source};
 use crate::db::{self, Trouble};
+use crate::effect::{self, Effects, UnknownEffects};
 use crate::error::{Code, Dependency};
 use crate::generation::Generation;
 use crate::identify::{Digest, Event};
@@ -60,7 +63,7 @@ pub(super) struct Delivery {
 
 impl Delivery {
     /// What its effect locks, as the source declares it.
-    fn lock(&self) -> Option<String> {
+    pub(super) fn lock(&self) -> Option<String> {
         self.source.lock.as_ref()?.value(&self.event.body)
     }
 }
@@ -107,22 +110,12 @@ pub(super) enum Outcome {
     },
     Known(Digest),
     Failed {
-        sqlstate: String,
-        message: String,
+        cause: String,
+        /// After a serialization failure or a deadlock, where the same again may succeed.
+        transient: bool,
     },
     Locked,
     NotTried,
-}
-
-/// What an effect raised, for the log. Messages about data ("invalid input syntax for type integer: …") quote the body,
-/// which must not be there.
-pub(super) fn tell(sqlstate: &str, message: &str) -> String {
-    match sqlstate.get(..2) {
-        Some("22") => {
-            format!("a data exception in the effect; its text may quote the body (SQLSTATE {sqlstate})")
-        }
-        _ => format!("{message} (SQLSTATE {sqlstate})"),
-    }
 }
 
 impl Outcome {
@@ -136,7 +129,7 @@ impl Outcome {
 
     /// The effect met a serialization failure or a deadlock: the same again may succeed.
     pub(super) fn is_transient(&self) -> bool {
-        matches!(self, Self::Failed { sqlstate, .. } if sqlstate == "40001" || sqlstate == "40P01")
+        matches!(self, Self::Failed { transient: true, .. })
     }
 }
 
@@ -183,32 +176,40 @@ pub(super) struct Mode {
 /// Writes batches for one effect.
 pub(super) struct Writer {
     pool: Pool,
-    effect: Option<String>,
-    group: Option<String>,
+    /// A SQL function, called within the statement.
+    pub(super) function: Option<String>,
+    /// Or an effect in this process, run between the statement and the commit.
+    rust: Option<Arc<dyn effect::Effect>>,
+    pub(super) group: Option<String>,
     batched: bool,
-    commit_timeout: Duration,
-    commit_mode: &'static str,
+    pub(super) commit_timeout: Duration,
+    pub(super) commit_mode: &'static str,
     /// Whether a transaction-pooling proxy stands between.
     pooler: bool,
 }
 
-const RECORD: &str = include_str!("../../sql/queries/record.sql");
-
 impl Writer {
-    pub(super) fn new(pool: Pool, settings: &config::Postgres, effect: &Effect) -> Self {
-        let (effect, group, batched) = match effect {
-            Effect::None => (None, None, true),
-            Effect::Function { name, group, batched } => (Some(name.clone()), group.clone(), *batched),
+    pub(super) fn new(
+        pool: Pool,
+        settings: &config::Postgres,
+        effect: &Effect,
+        effects: &Effects,
+    ) -> Result<Self, UnknownEffects> {
+        let (function, rust, group, batched) = match effect {
+            Effect::None => (None, None, None, true),
+            Effect::Function { name, group, batched } => (Some(name.clone()), None, group.clone(), *batched),
+            Effect::Rust { name, group } => (None, Some(effects.get(name)?), group.clone(), false),
         };
-        Self {
+        Ok(Self {
             pool,
-            effect,
+            function,
+            rust,
             group,
             batched,
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),
             pooler: settings.transaction_pooler,
-        }
+        })
     }
 
     /// Opens a connection and prepares the statement, so that the first event does not wait for it. Fails silently:
@@ -220,7 +221,7 @@ impl Writer {
     }
 
     /// The statement by its name on the server; none where the next session may not know the name.
-    async fn prepare(&self, client: &Object) -> Result<Option<Statement>, tokio_postgres::Error> {
+    pub(super) async fn prepare(&self, client: &Object) -> Result<Option<Statement>, tokio_postgres::Error> {
         if self.pooler {
             return Ok(None);
         }
@@ -238,7 +239,7 @@ impl Writer {
     }
 
     pub(super) fn has_effect(&self) -> bool {
-        self.effect.is_some()
+        self.function.is_some() || self.rust.is_some()
     }
 
     /// Writes and commits; `Ok` means that the server confirmed the commit of a transaction that ran to its end.
@@ -251,25 +252,20 @@ impl Writer {
         careful: &[bool],
         mode: Mode,
     ) -> Result<Written, BatchError> {
-        let client = self.pool.get().await.map_err(|error| no_connection(&error))?;
-        // From here until the answer is in, the connection belongs to this attempt alone: whatever ends the
-        // attempt early takes the connection out of the pool with it.
-        let client = Unclean(Some(client));
-        let attempt = self.transact(&client, deliveries, careful, mode);
-        match tokio::time::timeout(self.commit_timeout, attempt).await {
-            Ok(Ok(written)) => {
-                client.give_back();
-                Ok(written)
-            }
-            Ok(Err(error)) => Err(error),
-            Err(_elapsed) => {
-                client.outlast();
-                Err(BatchError {
-                    trouble: Trouble::Lost,
-                    cause: "no answer within commit_timeout".to_owned(),
-                })
-            }
+        if let Some(effect) = &self.rust {
+            return single::write(self, &**effect, deliveries, mode).await;
         }
+        let client = self.connection().await?;
+        let attempt = self.transact(&client, deliveries, careful, mode);
+        let answer = timeout(self.commit_timeout, attempt).await;
+        client.committed(answer)
+    }
+
+    /// Until it is given back, the connection belongs to one attempt alone: whatever ends the attempt early takes the
+    /// connection out of the pool with it.
+    pub(super) async fn connection(&self) -> Result<Unclean, BatchError> {
+        let client = self.pool.get().await.map_err(|error| no_connection(&error))?;
+        Ok(Unclean(Some(client)))
     }
 
     /// BEGIN, the batch and COMMIT leave together, so that a dying gateway leaves no open transaction behind.
@@ -283,47 +279,9 @@ impl Writer {
         let client = client.get()?;
         // Before the three below: they have to leave in this order, each when it is first polled.
         let statement = self.prepare(client).await.map_err(|error| failed(&error))?;
-        let events = || deliveries.iter().map(|delivery| &delivery.event);
-        let headers: Vec<&str> = events().map(|event| &*event.headers).collect();
-        let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
-        let tokens: Vec<i64> = deliveries.iter().map(|delivery| delivery.token).collect();
-        let digests: Vec<&[u8]> = events().map(|event| event.digest.0.as_slice()).collect();
-        let sources: Vec<&str> = deliveries.iter().map(|delivery| &*delivery.source.name).collect();
-        let scopes: Vec<&str> = events().map(|event| &*event.scope).collect();
-        let ids: Vec<&str> = events().map(|event| event.id.as_str()).collect();
-        let types: Vec<Option<&str>> = events().map(|event| event.event_type.as_deref()).collect();
-        let times: Vec<Option<jiff::Timestamp>> = events().map(|event| event.provider_time).collect();
-        let bodies: Vec<&[u8]> = events().map(|event| event.body.as_ref()).collect();
-        let items: Vec<Option<i32>> =
-            events().map(|event| event.item.and_then(|item| item.try_into().ok())).collect();
-        let unidentified: Vec<bool> = events().map(|event| !event.identified).collect();
-        let locks: Vec<Option<String>> = deliveries.iter().map(|delivery| delivery.lock()).collect();
-        let lock_timeout = format!("{}ms", mode.lock_timeout.as_millis());
-        let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
+        let arguments = Arguments::of(self, deliveries, careful, mode);
+        let parameters = arguments.parameters();
         let start = begin(mode.statement_timeout);
-        let careful: &[bool] = careful;
-        let parameters: [&(dyn ToSql + Sync); 20] = [
-            &keys,
-            &tokens,
-            &digests,
-            &sources,
-            &scopes,
-            &ids,
-            &types,
-            &times,
-            &headers,
-            &bodies,
-            &items,
-            &unidentified,
-            &locks,
-            &careful,
-            &self.effect,
-            &self.group,
-            &mode.one_by_one,
-            &lock_timeout,
-            &self.commit_mode,
-            &effect_budget_ms,
-        ];
         let (begun, row, committed) = join!(
             client.batch_execute(&start),
             call(client, statement.as_ref(), &parameters),
@@ -337,90 +295,7 @@ impl Writer {
     }
 }
 
-/// Sends the batch when first polled.
-async fn call(
-    client: &Object,
-    statement: Option<&Statement>,
-    parameters: &[&(dyn ToSql + Sync)],
-) -> Result<Row, tokio_postgres::Error> {
-    if let Some(statement) = statement {
-        return client.query_one(statement, parameters).await;
-    }
-    let typed: Vec<_> = parameters.iter().copied().zip(TYPES).collect();
-    client.query_typed_one(RECORD, &typed).await
-}
-
-/// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect
-/// of an earlier batch may have left in the session is undone first. A backend whose gateway is gone looks at its socket
-/// once a second, so that an effect that will not end ends with it.
-fn begin(statement_timeout: Duration) -> String {
-    let ms = statement_timeout.as_millis();
-    format!(
-        "begin isolation level read committed, read write; reset session authorization; reset all; \
-         select pg_advisory_unlock_all(); set local client_connection_check_interval = '1s'; \
-         set local statement_timeout = '{ms}ms'; set local idle_in_transaction_session_timeout = '{ms}ms'"
-    )
-}
-
-const TYPES: [Type; 20] = [
-    Type::BYTEA_ARRAY,
-    Type::INT8_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TIMESTAMPTZ_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT4_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::TEXT,
-    Type::TEXT,
-    Type::BOOL,
-    Type::TEXT,
-    Type::TEXT,
-    Type::INT8,
-];
-
-fn written(row: &Row, expected: usize) -> Result<Written, BatchError> {
-    match read(row).map_err(|error| failed(&error))? {
-        Some(written) if written.outcomes.len() == expected => Ok(written),
-        // Committed, but in words of another version; nobody may guess what they mean.
-        _ => Err(BatchError {
-            trouble: Trouble::Statement,
-            cause: "hapax.record answered in a form that this version does not know".to_owned(),
-        }),
-    }
-}
-
-fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
-    let generation = Generation::from_bytes(row.try_get("generation")?);
-    let letters: &str = row.try_get("outcomes")?;
-    let digests: Vec<Option<&[u8]>> = row.try_get("row_digests")?;
-    let statuses: Vec<Option<&str>> = row.try_get("row_statuses")?;
-    let sqlstates: Vec<Option<&str>> = row.try_get("sqlstates")?;
-    let messages: Vec<Option<&str>> = row.try_get("messages")?;
-    let rows = letters.chars().zip(digests).zip(statuses).zip(sqlstates.into_iter().zip(messages));
-    let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
-        ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
-        ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
-        ('a' | 'o', ..) => Some(Outcome::Accepted),
-        ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
-        ('f', _, _, (Some(sqlstate), Some(message))) => {
-            Some(Outcome::Failed { sqlstate: sqlstate.to_owned(), message: message.to_owned() })
-        }
-        ('l', ..) => Some(Outcome::Locked),
-        ('n', ..) => Some(Outcome::NotTried),
-        _ => None,
-    });
-    let outcomes: Option<Vec<Outcome>> = outcomes.collect();
-    Ok(generation.zip(outcomes).map(|(generation, outcomes)| Written { generation, outcomes }))
-}
-
-fn failed(error: &tokio_postgres::Error) -> BatchError {
+pub(super) fn failed(error: &tokio_postgres::Error) -> BatchError {
     BatchError { trouble: Trouble::of(error), cause: db::describe(error) }
 }
 
@@ -433,10 +308,29 @@ fn no_connection(error: &PoolError) -> BatchError {
 }
 
 /// A connection that leaves the pool when dropped, unless it was found clean.
-struct Unclean(Option<Object>);
+pub(super) struct Unclean(Option<Object>);
 
 impl Unclean {
-    fn get(&self) -> Result<&Object, BatchError> {
+    /// What a commit's answer, or its absence, means for the connection.
+    pub(super) fn committed<T>(
+        self,
+        answer: Result<Result<T, BatchError>, Elapsed>,
+    ) -> Result<T, BatchError> {
+        match answer {
+            Ok(Ok(written)) => {
+                self.give_back();
+                Ok(written)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_elapsed) => {
+                self.outlast();
+                let cause = "no answer within commit_timeout".to_owned();
+                Err(BatchError { trouble: Trouble::Lost, cause })
+            }
+        }
+    }
+
+    pub(super) fn get(&self) -> Result<&Object, BatchError> {
         self.0.as_ref().ok_or_else(|| BatchError {
             trouble: Trouble::Resources,
             cause: "connection already given back".to_owned(),
@@ -456,7 +350,7 @@ impl Unclean {
     }
 
     /// The last answer is in and no transaction is open.
-    fn give_back(mut self) {
+    pub(super) fn give_back(mut self) {
         drop(self.0.take());
     }
 }

@@ -31,7 +31,7 @@ const FRUITLESS_MAX: u32 = 3;
 const REST: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(100);
 /// Batches under way at once, where they need not run one after the other.
 const OVERLAP: usize = 2;
-/// Events that are worth a commit of their own while another one is under way.
+/// Events that are worth a commit of their own while another one is under way; fewer where a commit takes no more.
 const WORTH_A_COMMIT: usize = 16;
 
 pub(super) struct Lane {
@@ -118,7 +118,7 @@ impl Lane {
         let overlap = if self.writer.runs_in_order() { 1 } else { OVERLAP };
         match under_way {
             0 => !self.backlog.is_empty(),
-            _ => under_way < overlap && self.backlog.len() >= WORTH_A_COMMIT,
+            _ => under_way < overlap && self.backlog.len() >= WORTH_A_COMMIT.min(self.events_max),
         }
     }
 

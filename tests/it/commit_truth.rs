@@ -13,7 +13,7 @@ use crate::harness::stores::{self, connect, private_postgres};
 use crate::harness::wait::eventually;
 
 /// Events give up their wait soon, commits do not, and no statement may take as long as an event may wait.
-const HASTY: [&str; 7] = [
+pub(crate) const HASTY: [&str; 7] = [
     "fast_tier.memory_ttl = \"1ms\"",
     "in_flight.wait = \"200ms\"",
     "postgres.lock_timeout = \"50ms\"",
@@ -33,15 +33,15 @@ const ALONE: [&str; 5] = [
 ];
 
 /// A primary that this test alone uses.
-struct Primary {
+pub(crate) struct Primary {
     postgres: Postgres,
-    scene: Scene,
+    pub(crate) scene: Scene,
     /// Does not wait for standbys itself.
     operator: Database,
 }
 
 impl Primary {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let postgres = private_postgres(PostgresOptions::default()).await?;
         let mut scene = Scene::on(&postgres, stores::redis().url()).await?;
         scene.stores.redis_prefix = format!("{}:", postgres.address());
@@ -51,7 +51,7 @@ impl Primary {
     }
 
     /// From now on commits wait for these; for nobody if empty.
-    async fn wait_for_standbys(&self, names: &str) -> Result<()> {
+    pub(crate) async fn wait_for_standbys(&self, names: &str) -> Result<()> {
         self.operator
             .batch_execute(&format!("alter system set synchronous_standby_names = '{names}'"))
             .await?;
@@ -78,7 +78,7 @@ impl Primary {
         Ok(self.operator.query(query, &[]).await?.iter().map(|row| row.get(0)).collect())
     }
 
-    async fn until_waiting(&self, commits: usize) -> Result<Vec<i32>> {
+    pub(crate) async fn until_waiting(&self, commits: usize) -> Result<Vec<i32>> {
         let enough = async || self.waiting().await.ok().filter(|waiting| waiting.len() >= commits);
         eventually(LIMIT, enough).await.context("no commit waits")
     }
@@ -90,7 +90,7 @@ impl Primary {
         Ok(())
     }
 
-    async fn visible(&self) -> Result<i64> {
+    pub(crate) async fn visible(&self) -> Result<i64> {
         Ok(self.operator.query_one("select count(*) from hapax.ledger", &[]).await?.get(0))
     }
 }

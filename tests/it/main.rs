@@ -21,6 +21,7 @@ mod pooler;
 mod postgres_away;
 mod redis_away;
 mod reload;
+mod rust_effect;
 mod sdk;
 mod stop;
 mod tiers;

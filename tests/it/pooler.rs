@@ -12,14 +12,14 @@ use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
 
 /// A pgbouncer with few sessions; ended when dropped.
-struct Bouncer {
+pub(crate) struct Bouncer {
     process: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
 impl Bouncer {
-    async fn start(url: &str) -> Result<Self> {
+    pub(crate) async fn start(url: &str) -> Result<Self> {
         let (_, rest) = url.split_once("://").context("a URL")?;
         let (login, place) = rest.split_once('@').context("a user")?;
         let (user, password) = login.split_once(':').context("a password")?;

@@ -102,7 +102,7 @@ async fn restarted() -> Result<()> {
 }
 
 /// A proxy that cuts a connection once, when it sees the text go by.
-fn cut_once(direction: Direction, text: &'static str, armed: &Arc<AtomicBool>) -> Hook {
+pub(crate) fn cut_once(direction: Direction, text: &'static str, armed: &Arc<AtomicBool>) -> Hook {
     let armed = Arc::clone(armed);
     Box::new(move |way, bytes| {
         let seen = way == direction && bytes.windows(text.len()).any(|part| part == text.as_bytes());

@@ -2,6 +2,7 @@
 
 pub(crate) mod client;
 pub(crate) mod gateway;
+pub(crate) mod library;
 pub(crate) mod load;
 pub(crate) mod play;
 pub(crate) mod proxy;

@@ -1,0 +1,1 @@
+select hapax.close($1, $2, $3) as generation

@@ -20,11 +20,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 use crate::body;
-use crate::challenge::{self, Reply};
+use crate::challenge::{self, Handover, Reply, Unsigned};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{self, Config, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
+use crate::handover::Handovers;
 use crate::identify::{Content, Event, Identified, identify};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
@@ -48,6 +49,7 @@ pub struct Gateway {
     tier: FastTier,
     recorder: Recorder,
     flights: Arc<Flights<Delivered>>,
+    handovers: Arc<Handovers>,
     metrics: Arc<Metrics>,
     nowhere: Arc<str>,
     log: Log,
@@ -60,7 +62,7 @@ enum Arrived {
     Event(Arc<Source>, Arc<Event>),
     /// Several of them.
     Batch(Arc<Source>, Vec<Arc<Event>>),
-    /// A provider's question, answered without a store.
+    /// A provider's question.
     Handshake(Arc<Reply>),
 }
 
@@ -119,6 +121,7 @@ impl Gateway {
             tier,
             recorder,
             flights: Flights::new(config.in_flight.waiters_max),
+            handovers: Handovers::start(config, &tasks),
             metrics,
             nowhere: "none".into(),
             log,
@@ -392,18 +395,24 @@ async fn receive(
             return Err(refused);
         }
     };
+    let source = gateway.handovers.equip(source);
     let body_deadline = visit.started + body_timeout.min(source.deadline);
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
     let (received, memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
     visit.memory = Some(memory);
     trace.body_bytes = received.body.len();
 
-    let verifying = Instant::now();
-    if let Some(reply) = challenge::unsigned(&received).map_err(refused_handshake)? {
-        return Ok(Arrived::Handshake(Arc::new(reply)));
+    let (verifying, now) = (Instant::now(), jiff::Timestamp::now());
+    match challenge::unsigned(&received, now).map_err(refused_handshake)? {
+        Some(Unsigned::Answer(reply)) => return Ok(Arrived::Handshake(Arc::new(reply))),
+        Some(Unsigned::Handover(Handover { secret, reply })) => {
+            gateway.handovers.take(&received.source, &secret).await?;
+            return Ok(Arrived::Handshake(Arc::new(reply)));
+        }
+        None => {}
     }
-    let verified =
-        verify(received, jiff::Timestamp::now()).map_err(|code| Failure::new(Stage::Verify, code))?;
+    let source = Arc::clone(&received.source);
+    let verified = verify(received, now).map_err(|code| gateway.handovers.refusal(&source, code))?;
     if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
         return Ok(Arrived::Handshake(Arc::new(reply)));
     }

@@ -36,7 +36,7 @@ struct Known {
     read: bool,
     /// When the last reading was asked for, unless a later one failed.
     fresh: Option<Instant>,
-    /// When the last secret was taken here: what was asked for before does not know it.
+    /// When Postgres last said what became of a secret: what was asked for before does not know that.
     taken: Option<Instant>,
 }
 
@@ -112,17 +112,14 @@ impl Handovers {
         let failed = |error: anyhow::Error| away(Stage::Challenge, &format!("{error:#}"));
         let client = db::connect(&self.settings).await.map_err(failed)?;
         let taking = handshake::take(&client, &source.name, secret, self.settings.synchronous_commit).await;
-        match taking.map_err(|error| away(Stage::Challenge, &db::describe(&error)))? {
-            taking @ (Taking::Taken | Taking::Known) => {
-                self.add(&source.name, secret, taking);
-                info!(
-                    source = &*source.name,
-                    known = taking == Taking::Known,
-                    "a secret was handed over and is kept"
-                );
+        let taking = taking.map_err(|error| away(Stage::Challenge, &db::describe(&error)))?;
+        self.learn(&source.name, secret, taking);
+        match taking {
+            Taking::Taken | Taking::Known => {
+                info!(source = &*source.name, "a secret was handed over and is kept");
                 Ok(())
             }
-            taking => Err(refused(source, taking)),
+            Taking::Spent | Taking::Closed => Err(refused(source, taking)),
         }
     }
 
@@ -136,14 +133,18 @@ impl Handovers {
         Ok(known.sources.get(source).and_then(|state| state.window))
     }
 
-    fn add(&self, source: &str, secret: &Secret, taking: Taking) {
+    /// What Postgres said of the source: what was asked for before is out of date.
+    fn learn(&self, source: &str, secret: &Secret, taking: Taking) {
         let mut known = self.known();
         known.taken = Some(Instant::now());
         let state = known.sources.entry(source.to_owned()).or_default();
-        state.secrets.push(secret.clone());
-        if taking == Taking::Taken {
-            state.window = Some(Taken::One);
+        match taking {
+            Taking::Taken => state.window = Some(Taken::One),
+            Taking::Known => {}
+            Taking::Spent => return state.window = Some(Taken::One),
+            Taking::Closed => return state.window = None,
         }
+        state.secrets.push(secret.clone());
     }
 
     fn note(&self, windows: Vec<Window>, asked: Instant) {
@@ -151,14 +152,20 @@ impl Handovers {
         if known.taken.is_some_and(|taken| taken >= asked) {
             return;
         }
-        known.sources.clear();
+        let mut sources: HashMap<String, State> = HashMap::new();
         for Window { source, secret, open } in windows {
-            let state = known.sources.entry(source).or_default();
+            let state = sources.entry(source).or_default();
             if open {
                 state.window = Some(if secret.is_some() { Taken::One } else { Taken::Nothing });
             }
             state.secrets.extend(secret);
         }
+        for (source, _) in sources.iter().filter(|(_, state)| state.window == Some(Taken::Nothing)) {
+            if known.sources.get(source).is_none_or(|before| before.window != Some(Taken::Nothing)) {
+                info!(source, "a window is open for a secret that is handed over");
+            }
+        }
+        known.sources = sources;
         known.read = true;
         known.fresh = Some(asked);
     }

@@ -250,9 +250,10 @@ fn handshake(reply: &Reply) -> Response<Full<Bytes>> {
 /// The methods that the source takes.
 fn allowed(source: Option<&Source>) -> HeaderValue {
     let answers = |method: &Method| source.is_some_and(|source| source.scheme.answers(method));
-    let others = [Method::GET, Method::HEAD, Method::OPTIONS].into_iter().filter(answers);
-    let names: String = others.map(|method| format!(", {method}")).collect();
-    HeaderValue::from_str(&format!("POST{names}")).unwrap_or_else(|_never| HeaderValue::from_static("POST"))
+    let methods = [Method::POST, Method::GET, Method::HEAD, Method::OPTIONS].into_iter();
+    let taken: Vec<Method> = methods.filter(|method| *method == Method::POST || answers(method)).collect();
+    let names: Vec<&str> = taken.iter().map(Method::as_str).collect();
+    HeaderValue::from_str(&names.join(", ")).unwrap_or_else(|_never| HeaderValue::from_static("POST"))
 }
 
 fn acknowledge(source: &Source) -> Response<Full<Bytes>> {

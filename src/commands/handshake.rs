@@ -147,9 +147,10 @@ async fn open(
 }
 
 async fn close(client: &Session, source: &str) -> Result<(), Exit> {
-    match handshake::close(client, source).await.map_err(|error| said(&error))? {
-        true => say(format!("source {source}: closed")),
-        false => Err(Exit::failed(format!("source {source}: no window is open"))),
+    if handshake::close(client, source).await.map_err(|error| said(&error))? {
+        say(format!("source {source}: closed"))
+    } else {
+        Err(Exit::failed(format!("source {source}: no window is open")))
     }
 }
 

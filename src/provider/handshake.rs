@@ -88,12 +88,11 @@ impl Handshakes {
         }
         let signing: Vec<&ReplyRule> = handshakes.replies().filter(|reply| reply.signs()).collect();
         match kind {
-            Some(Kind::Signed { algorithm: Algorithm::Hmac(_), sign }) => {
-                if sign.iter().any(could_be_token) {
-                    check_signing(table, sign, &signing);
-                    handshakes.signs = signing.iter().map(|reply| reply.token).collect();
-                }
+            Some(Kind::Signed { algorithm: Algorithm::Hmac(_), sign }) if sign.iter().any(could_be_token) => {
+                check_signing(table, sign, &signing);
+                handshakes.signs = signing.iter().map(|reply| reply.token).collect();
             }
+            Some(Kind::Signed { algorithm: Algorithm::Hmac(_), .. }) => {}
             Some(_) if !signing.is_empty() => {
                 table.error(
                     "handshake",

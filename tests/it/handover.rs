@@ -120,8 +120,14 @@ async fn a_secret_is_taken_once_used_and_moved_to_the_settings() -> Result<()> {
     let mut gateway = start(&scene).await?;
     let mut client = gateway.client()?;
 
-    // Nothing is open, and nothing is known.
+    // Nothing is open, so nobody is asked: Postgres could not answer.
+    let database = scene.database().await?;
+    let renamed = async |from: &str, to: &str| {
+        database.batch_execute(&format!("alter function hapax.{from} rename to {to}")).await
+    };
+    renamed("take_handshake", "away").await?;
     assert_refused(&hand_over(&mut client, ONE).await?);
+    renamed("away", "take_handshake").await?;
     cause(&gateway, "no window is open").await?;
     assert_refused(&event(&mut client, "asana", ONE, "{\"events\":[0]}").await?);
 

@@ -413,26 +413,30 @@ async fn handshakes_store_nothing_and_swallow_no_event() -> Result<()> {
     let state = format!(r#"{{"value":[{{"id":"n1","clientState":"{SECRET}"}}]}}"#);
     let answer = client.post("/in/microsoft-graph?validationToken=a", &[], state).await?;
     assert_eq!(shown(&answer), (200, "accepted", ""));
-    let events: [(&str, &[(&str, &str)], &'static str, &str); 4] = [
-        ("woocommerce", &[], r#"{"id":1,"webhook_id":142}"#, "m1"),
-        ("asana", &[("X-Hook-Secret", HANDED)], r#"{"events":[{"action":"changed"}]}"#, ""),
+    let events = [
+        (Signed("woocommerce", &[], r#"{"id":1,"webhook_id":142}"#), "m1"),
+        (Signed("asana", &[("X-Hook-Secret", HANDED)], r#"{"events":[{"action":"changed"}]}"#), ""),
         (
-            "smartsheet",
-            &[("Smartsheet-Hook-Challenge", "c")],
-            r#"{"challenge":"c","webhookId":7,"nonce":"s1"}"#,
+            Signed(
+                "smartsheet",
+                &[("Smartsheet-Hook-Challenge", "c")],
+                r#"{"challenge":"c","webhookId":7,"nonce":"s1"}"#,
+            ),
             "s1",
         ),
         (
-            "xero",
-            &[],
-            r#"{"events":[{}],"firstEventSequence":1,"lastEventSequence":1,"entropy":"x"}"#,
+            Signed(
+                "xero",
+                &[],
+                r#"{"events":[{}],"firstEventSequence":1,"lastEventSequence":1,"entropy":"x"}"#,
+            ),
             "1:1:x",
         ),
     ];
-    for (source, headers, body, id) in events {
-        let answer = come(&mut client, Signed(source, headers, body)).await?;
-        assert_eq!(shown(&answer), (200, "accepted", ""), "{source}");
-        assert!(id.is_empty() || scene.found().await?.rows.contains_key(id), "{source}");
+    for (event, id) in events {
+        let answer = come(&mut client, event).await?;
+        assert_eq!(shown(&answer), (200, "accepted", ""), "{id}");
+        assert!(id.is_empty() || scene.found().await?.rows.contains_key(id), "{id}");
     }
     assert_eq!(scene.found().await?.rows.len(), 5);
     Ok(())

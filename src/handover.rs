@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,6 +28,7 @@ pub struct Handovers {
     known: Mutex<Known>,
     /// One at a time: who waits finds the window spent and asks nobody.
     taking: tokio::sync::Mutex<()>,
+    reading: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -54,17 +56,22 @@ enum Taken {
 }
 
 impl Handovers {
-    /// Begins to read, if there is a source whose provider hands secrets over.
-    pub(crate) fn start(config: &Config, tasks: &Tasks) -> Arc<Self> {
-        let handovers = Arc::new(Self {
-            settings: config.postgres.clone(),
+    /// Nothing is read yet.
+    pub(crate) fn new(settings: &config::Postgres) -> Arc<Self> {
+        Arc::new(Self {
+            settings: settings.clone(),
             known: Mutex::default(),
             taking: tokio::sync::Mutex::default(),
-        });
-        if config.sources.values().any(|source| source.scheme.hands_over()) {
-            tasks.spawn_loop("handshakes", follow(Arc::clone(&handovers)));
+            reading: AtomicBool::new(false),
+        })
+    }
+
+    /// Begins to read, once, if there is a source whose provider hands secrets over.
+    pub(crate) fn follow(self: &Arc<Self>, config: &Config, tasks: &Tasks) {
+        let wanted = config.sources.values().any(|source| source.scheme.hands_over());
+        if wanted && !self.reading.swap(true, Ordering::Relaxed) {
+            tasks.spawn_loop("handshakes", follow(Arc::clone(self)));
         }
-        handovers
     }
 
     /// The source with the secrets that were handed over beside its own.

@@ -110,6 +110,8 @@ impl Gateway {
         log: Log,
         tasks: Tasks,
     ) -> Self {
+        let handovers = Handovers::new(&config.postgres);
+        handovers.follow(config, &tasks);
         let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
         Self {
             sources: sources.collect(),
@@ -121,7 +123,7 @@ impl Gateway {
             tier,
             recorder,
             flights: Flights::new(config.in_flight.waiters_max),
-            handovers: Handovers::start(config, &tasks),
+            handovers,
             metrics,
             nowhere: "none".into(),
             log,

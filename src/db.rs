@@ -3,6 +3,7 @@
 //! Statements here have no names on the server, since a pooler may stand between that gives each one another session.
 //! No query here knows an event.
 
+pub mod handshake;
 pub mod key_rule;
 mod servers;
 
@@ -28,6 +29,7 @@ pub use servers::Servers;
 pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (1, "ledger", include_str!("../sql/migrations/0001_ledger.sql")),
     (2, "key_rule", include_str!("../sql/migrations/0002_key_rule.sql")),
+    (3, "handshake", include_str!("../sql/migrations/0003_handshake.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.

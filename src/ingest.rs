@@ -21,12 +21,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
 use crate::body;
-use crate::challenge::{self, Reply};
+use crate::challenge::{self, Handover, Reply, Unsigned};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{Config, InFlight, RequestLog, Source};
 use crate::effect::UnknownEffects;
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
+use crate::handover::Handovers;
 use crate::identify::{Content, Event, Identified, identify};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
@@ -45,6 +46,7 @@ pub struct Gateway {
     requests: Arc<Semaphore>,
     body_budget: Arc<Semaphore>,
     flights: Arc<Flights<Delivered>>,
+    handovers: Arc<Handovers>,
     metrics: Arc<Metrics>,
     nowhere: Arc<str>,
     log: Log,
@@ -69,7 +71,7 @@ enum Arrived {
     Event(Arc<Source>, Arc<Event>),
     /// Several of them.
     Batch(Arc<Source>, Vec<Arc<Event>>),
-    /// A provider's question, answered without a store.
+    /// A provider's question.
     Handshake(Arc<Reply>),
 }
 
@@ -118,11 +120,14 @@ impl Gateway {
         log: Log,
         tasks: Tasks,
     ) -> Self {
+        let handovers = Handovers::new(&config.postgres);
+        handovers.follow(config, &tasks);
         Self {
             view: ArcSwap::from_pointee(View::new(config, tier, recorder)),
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
             flights: Arc::default(),
+            handovers,
             metrics,
             nowhere: "none".into(),
             log,
@@ -140,6 +145,7 @@ impl Gateway {
         let tier = before.tier.tuned(&config.fast_tier);
         let sources = config.sources.values().map(AsRef::as_ref);
         let recorder = before.recorder.tuned(&config.postgres, sources)?;
+        self.handovers.follow(config, &self.tasks);
         self.view.store(Arc::new(View::new(config, tier, recorder)));
         Ok(())
     }
@@ -432,18 +438,24 @@ async fn receive(
             return Err(refused);
         }
     };
+    let source = gateway.handovers.equip(source);
     let body_deadline = visit.started + body_timeout.min(source.deadline);
     let read = body::read(source, head, body, body_deadline, &gateway.body_budget).await;
     let (received, memory) = read.map_err(|code| Failure::new(Stage::Body, code))?;
     visit.memory = Some(memory);
     trace.body_bytes = received.body.len();
 
-    let verifying = Instant::now();
-    if let Some(reply) = challenge::unsigned(&received).map_err(refused_handshake)? {
-        return Ok(Arrived::Handshake(Arc::new(reply)));
+    let (verifying, now) = (Instant::now(), jiff::Timestamp::now());
+    match challenge::unsigned(&received, now).map_err(refused_handshake)? {
+        Some(Unsigned::Answer(reply)) => return Ok(Arrived::Handshake(Arc::new(reply))),
+        Some(Unsigned::Handover(Handover { secret, reply })) => {
+            gateway.handovers.take(&received.source, &secret).await?;
+            return Ok(Arrived::Handshake(Arc::new(reply)));
+        }
+        None => {}
     }
-    let verified =
-        verify(received, jiff::Timestamp::now()).map_err(|code| Failure::new(Stage::Verify, code))?;
+    let source = Arc::clone(&received.source);
+    let verified = verify(received, now).map_err(|code| gateway.handovers.refusal(&source, code))?;
     if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
         return Ok(Arrived::Handshake(Arc::new(reply)));
     }

@@ -64,6 +64,36 @@ fn unescape(token: &str) -> Option<String> {
     Some(key)
 }
 
+/// The keys of an object in the order in which they stand there, also those that stand there twice; `None` if the text
+/// is no object.
+pub(crate) fn keys(text: &[u8]) -> Option<Vec<String>> {
+    serde_json::from_slice(text).ok().map(|Keys(keys)| keys)
+}
+
+struct Keys(Vec<String>);
+
+impl<'de> Deserialize<'de> for Keys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Keys;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Keys, A::Error> {
+                let mut keys = Vec::new();
+                while let Some((key, _)) = map.next_entry::<String, IgnoredAny>()? {
+                    keys.push(key);
+                }
+                Ok(Keys(keys))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
 /// Where a pointer's value stands among those that one pass finds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Slot(usize);

@@ -6,7 +6,8 @@
 //!
 //! What must hold: no 2xx before Postgres has committed the event; at most one committed effect for each (source,
 //! scope, event id); what did not commit can be sent again at once; Redis changes latency only; unverified bytes touch
-//! no store; a reused id is seen; every limit has a name.
+//! no store (but for [`handover`]: a secret that a provider hands over while an operator waits for it); a reused id is
+//! seen; every limit has a name.
 //!
 //! | modules | are about |
 //! |---|---|
@@ -14,6 +15,7 @@
 //! | [`ingest`], [`flight`] | the path itself |
 //! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`effect`] | what happens once for each event, where it is written in Rust |
+//! | [`handover`] | secrets that providers hand over |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -35,6 +37,7 @@ pub mod error;
 mod fixture;
 pub mod flight;
 pub mod generation;
+pub mod handover;
 pub mod identify;
 pub mod ingest;
 mod json;

@@ -56,6 +56,8 @@ enum Command {
         #[arg(long)]
         new: bool,
     },
+    /// Let a provider hand over the secret that it signs with.
+    Handshake(commands::handshake::Options),
     /// Ask a running gateway whether it is ready; exit code 0 if it is.
     Ready {
         #[command(flatten)]
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
             commands::migrate::run(&file.config, &accept_key_change)
         }
         Command::Epoch { file, new } => commands::epoch::run(&file.config, new),
+        Command::Handshake(options) => commands::handshake::run(&options),
         Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),

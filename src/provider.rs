@@ -44,6 +44,8 @@ presets! {
     "adyen-header",
     "airwallex",
     "asana",
+    "azure-cloudevents",
+    "azure-event-grid",
     "bigcommerce",
     "bitbucket",
     "box",
@@ -104,6 +106,7 @@ presets! {
     "sentry",
     "shopify",
     "slack",
+    "smartsheet",
     "square",
     "standard-webhooks",
     "standard-webhooks-ed25519",
@@ -406,6 +409,12 @@ impl Scheme {
     /// Names of the secrets that handshakes ask for.
     pub fn handshake_secrets(&self) -> impl Iterator<Item = &str> {
         self.handshakes.secrets()
+    }
+
+    /// Whether the provider hands over the secret in a handshake, so that a source can do without one of its own.
+    #[must_use]
+    pub fn hands_over(&self) -> bool {
+        self.handshakes.hands_over()
     }
 
     /// Headers that hold a signature or the token itself.

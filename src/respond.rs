@@ -192,7 +192,8 @@ fn failed(code: Code) -> Verdict {
         | Code::SignedOtherwise
         | Code::BodyHashMismatch
         | Code::BodyNotSigned
-        | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),
+        | Code::HandshakeRefused
+        | Code::HandshakeUnexpected => (StatusCode::UNAUTHORIZED, "refused"),
         Code::HandshakeMalformed
         | Code::BatchMissing
         | Code::BatchTooLarge
@@ -248,13 +249,11 @@ fn handshake(reply: &Reply) -> Response<Full<Bytes>> {
 
 /// The methods that the source takes.
 fn allowed(source: Option<&Source>) -> HeaderValue {
-    let answers = |method| source.is_some_and(|source| source.scheme.answers(method));
-    HeaderValue::from_static(match (answers(&Method::GET), answers(&Method::HEAD)) {
-        (false, false) => "POST",
-        (true, false) => "POST, GET",
-        (false, true) => "POST, HEAD",
-        (true, true) => "POST, GET, HEAD",
-    })
+    let answers = |method: &Method| source.is_some_and(|source| source.scheme.answers(method));
+    let methods = [Method::POST, Method::GET, Method::HEAD, Method::OPTIONS].into_iter();
+    let taken: Vec<Method> = methods.filter(|method| *method == Method::POST || answers(method)).collect();
+    let names: Vec<&str> = taken.iter().map(Method::as_str).collect();
+    HeaderValue::from_str(&names.join(", ")).unwrap_or_else(|_never| HeaderValue::from_static("POST"))
 }
 
 fn acknowledge(source: &Source) -> Response<Full<Bytes>> {

@@ -67,6 +67,21 @@ pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
     Ok(Verified { received, key, signed_id })
 }
 
+/// Whether the request offers a signature, right or wrong.
+pub(crate) fn has_signature(received: &Received) -> bool {
+    let scheme = received.source.scheme.as_ref();
+    let texts = signature_texts(&scheme.sig, &Parts::of(received, &scheme.signed));
+    texts.map_or(true, |texts| !texts.is_empty())
+}
+
+/// Whether the request is signed with that key, whatever the source's own are.
+pub(crate) fn is_signed_with(received: &Received, key: &Key, now: Timestamp) -> bool {
+    let source = Source { keys: vec![key.clone()], ..received.source.as_ref().clone() };
+    let scheme = source.scheme.as_ref();
+    refuse_repeated(scheme, &received.head.headers).is_ok()
+        && check_parts(&source, &Parts::of(received, &scheme.signed), now).is_ok()
+}
+
 /// The secret that matched, and the id rule whose header was signed.
 type Checked = (usize, Option<usize>);
 

@@ -66,7 +66,7 @@ fn shown(name: &str) -> Option<String> {
     Some(text)
 }
 
-fn follows(scheme: &Scheme) -> [(&'static str, bool); 7] {
+fn follows(scheme: &Scheme) -> [(&'static str, bool); 9] {
     [
         ("the signature covers the id", scheme.facts.id_signed),
         ("it covers a time", scheme.signs_time()),
@@ -75,6 +75,8 @@ fn follows(scheme: &Scheme) -> [(&'static str, bool); 7] {
         ("handshake by POST", scheme.answers(&Method::POST)),
         ("handshake by GET", scheme.answers(&Method::GET)),
         ("handshake by HEAD", scheme.answers(&Method::HEAD)),
+        ("handshake by OPTIONS", scheme.answers(&Method::OPTIONS)),
+        ("the secret is handed over in a handshake", scheme.hands_over()),
     ]
 }
 

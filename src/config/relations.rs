@@ -401,6 +401,11 @@ fn provider_requests(source: &Reading, traits: &Traits) {
                        signature matches";
         tell(table, Severity::Error, "public_url", message.to_owned());
     }
+    if traits.has(Quirk::AnswersUrl) && draft.public_url.is_none() && !table.failed("public_url") {
+        let message = "missing here and in [server], and this provider's handshake is answered with the URL that it was \
+                       given: without it, the handshake is refused";
+        tell(table, Severity::Warning, "public_url", message.to_owned());
+    }
     let headers: BTreeSet<_> = traits.headers.iter().filter(|header| header.contains('_')).collect();
     for header in headers {
         let message = format!(

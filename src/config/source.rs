@@ -64,6 +64,8 @@ pub(super) enum Quirk {
     NeverDedupes,
     /// There is no timestamp to hold against the clock.
     Timeless,
+    /// An answer to a handshake depends on the public URL.
+    AnswersUrl,
 }
 
 impl Traits {
@@ -93,6 +95,7 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::SignsUrl, scheme.signs_url()),
         (Quirk::NeverDedupes, scheme.never_dedupes()),
         (Quirk::Timeless, scheme.ts.is_none()),
+        (Quirk::AnswersUrl, scheme.handshakes.need_url()),
     ];
     Traits {
         name: scheme.name.clone(),
@@ -299,7 +302,8 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
 fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
     const KEY: &str = "secrets";
     let found = table.secrets(KEY).unwrap_or_default();
-    if found.is_empty() {
+    // A provider that hands its secret over may do so later.
+    if found.is_empty() && !scheme.is_some_and(Scheme::hands_over) {
         let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";
         table.missing(KEY, format!("no secret, and without one anybody could send events: {wanted}"));
     }

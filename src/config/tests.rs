@@ -939,6 +939,27 @@ fn a_handshakes_secret_is_asked_for_by_name() {
 }
 
 #[test]
+fn a_handshake_that_is_answered_with_the_url_needs_one() {
+    let scheme = "\n[scheme.own]\nkind = \"hmac\"\nsign = \"{body}\"\nsig = { from = \"header:x-sig\" }\n\
+                  id = \"json:/id\"\n[[scheme.own.handshake]]\nwhen = { method = \"GET\", query = \"c\" }\n\
+                  reply = { body = \"{sha256-hex:query:c + endpoint}\" }";
+    let own = |more: &str| with_presets(&format!("source.a.provider = \"own\"\n{more}{scheme}"));
+    assert_eq!(own("source.a.public_url = \"https://hooks.example.com\""), "");
+    let said = own("");
+    assert!(said.contains("warning: source.a.public_url: missing here and in [server]"), "{said}");
+}
+
+#[test]
+fn only_what_is_handed_over_can_be_left_out() {
+    let without =
+        |provider: &str| with_presets(&format!("source.a.provider = \"{provider}\"\nsource.a.secrets = []"));
+    for provider in ["asana", "notion"] {
+        assert!(!without(provider).contains("error"), "{}", without(provider));
+    }
+    assert!(without("stripe").contains("error: source.a.secrets: no secret"), "{}", without("stripe"));
+}
+
+#[test]
 fn slack_can_be_answered_in_time() {
     let deadline = |provider: &str| {
         let text = file_with(&format!("source.a.provider = \"{provider}\""));

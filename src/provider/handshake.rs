@@ -1,21 +1,24 @@
 //! Handshakes as data: which request is one, what must be right about it, and what it is answered.
 //!
-//! Invariant: a handshake can be told from an event by its method and one exact trigger, an answer repeats nothing of
-//! a request but named tokens, and no answer is a type that a browser would run.
+//! Invariant: a handshake can be told from an event by its method and one exact trigger, and one that nobody signed by
+//! its whole body too. An answer repeats nothing of a request but tokens of a narrow shape, and no answer is a type
+//! that a browser would run.
 
-use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+pub(crate) mod reply;
 
-use crate::json::Pointers;
+use http::Method;
+
+use crate::json::{self, Pointers};
 use crate::provider::Kind;
 use crate::provider::place::Place;
-use crate::provider::signature::{Algorithm, TagEncoding};
+use crate::provider::signature::Algorithm;
 use crate::provider::template::{Piece, Template};
 use crate::settings::Table;
 
-/// The names that may stand in the braces of an answer, for messages.
-const NAMES: &str =
-    "{query:NAME}, {header:NAME}, {json:/POINTER}, {hmac-hex:…} and {hmac-base64:…} around one of them";
+use reply::{ReplyRule, Shape, is_word};
+
+/// Largest body of a handshake that nobody signed, in bytes.
+const UNSIGNED_BODY_MAX: usize = 4096;
 
 /// All handshakes of a scheme.
 #[derive(Debug, Default)]
@@ -24,58 +27,56 @@ pub(crate) struct Handshakes {
     pub(crate) pointers: Pointers,
     /// The first that is triggered counts.
     pub(crate) list: Vec<Handshake>,
-    /// A handshake has the sender's token signed, and the scheme signs bodies with nothing around them that a token
-    /// cannot hold: a body that could be a token must then not be taken for signed.
-    pub(crate) signs_bare_tokens: bool,
+    /// Shapes of the tokens that are signed for whoever sends them, if what the scheme signs could have one of these
+    /// shapes too: such a request must then not be taken for signed by the provider.
+    pub(crate) signs: Vec<Shape>,
 }
 
 /// One handshake.
 #[derive(Debug)]
 pub(crate) struct Handshake {
-    /// POST: signed like every event. GET and HEAD: not signed.
+    /// POST: signed like every event, unless `unsigned` is there. Others: not signed.
     pub(crate) method: Method,
     /// What tells it from other requests of that method; none: every one is it.
     pub(crate) when: Option<When>,
+    /// A POST that need not be signed: what its whole body consists of.
+    pub(crate) unsigned: Option<Whole>,
     /// What its sender must know.
     pub(crate) require: Option<Require>,
+    /// Where the secret stands that it hands over: what comes after it is signed with that.
+    pub(crate) take: Option<Place>,
     /// The answer.
     pub(crate) reply: ReplyRule,
 }
 
-/// The place is there, and holds the text if one is given.
+/// The trigger.
 #[derive(Debug)]
 pub(crate) struct When {
     pub(crate) place: Place,
-    pub(crate) equals: Option<String>,
+    pub(crate) holds: Holds,
 }
+
+/// What the place of a trigger has to hold.
+#[derive(Debug)]
+pub(crate) enum Holds {
+    /// Something.
+    Any,
+    /// This text.
+    Text(String),
+    /// A list without items.
+    EmptyList,
+}
+
+/// The names of all members of a JSON object, or of all fields of a form; sorted. Nothing at all, or an empty object, if
+/// there are none.
+#[derive(Debug)]
+pub(crate) struct Whole(Vec<String>);
 
 /// The place holds the source's secret of that name.
 #[derive(Debug)]
 pub(crate) struct Require {
     pub(crate) place: Place,
     pub(crate) secret: String,
-}
-
-/// How the answer is made.
-#[derive(Debug)]
-pub(crate) struct ReplyRule {
-    pub(crate) status: StatusCode,
-    /// The body is JSON: what is put into it is escaped as its strings need it.
-    pub(crate) json: bool,
-    /// All of them, the content type too.
-    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    pub(crate) body: Vec<ReplyPiece>,
-}
-
-/// One part of an answer's body.
-#[derive(Debug)]
-pub(crate) enum ReplyPiece {
-    /// These characters.
-    Literal(String),
-    /// The token at a place.
-    Token(Place),
-    /// The source's signature of the token at a place.
-    Hmac(TagEncoding, Place),
 }
 
 impl Handshakes {
@@ -85,85 +86,156 @@ impl Handshakes {
         for table in table.table_list("handshake") {
             handshakes.list.extend(Handshake::read(table, &mut handshakes.pointers));
         }
-        let hmac = |handshake: &Handshake| {
-            handshake.reply.body.iter().any(|piece| matches!(piece, ReplyPiece::Hmac(..)))
-        };
-        if handshakes.list.iter().any(hmac) {
-            match kind {
-                Some(Kind::Signed { algorithm: Algorithm::Hmac(_), sign }) => {
-                    let bare = |sign: &Template| signs_bare_tokens(table, sign);
-                    handshakes.signs_bare_tokens = sign.iter().any(bare);
-                }
-                Some(_) => {
-                    table.error(
-                        "handshake",
-                        "{hmac-…} in an answer needs kind = \"hmac\": nothing else signs for us",
-                    );
-                }
-                None => {}
+        let signing: Vec<&ReplyRule> = handshakes.replies().filter(|reply| reply.signs()).collect();
+        match kind {
+            Some(Kind::Signed { algorithm: Algorithm::Hmac(_), sign }) if sign.iter().any(could_be_token) => {
+                check_signing(table, sign, &signing);
+                handshakes.signs = signing.iter().map(|reply| reply.token).collect();
             }
+            Some(Kind::Signed { algorithm: Algorithm::Hmac(_), .. }) => {}
+            Some(_) if !signing.is_empty() => {
+                table.error(
+                    "handshake",
+                    "{hmac-…} in an answer needs kind = \"hmac\": nothing else signs for us",
+                );
+            }
+            _ => {}
         }
+        if handshakes.hands_over()
+            && !matches!(kind, None | Some(Kind::Signed { algorithm: Algorithm::Hmac(_), .. }))
+        {
+            table.error("handshake", "take needs kind = \"hmac\": what is handed over is the key of that");
+        }
+        handshakes.check_shown(table);
         handshakes
     }
 
-    /// The source's secrets that they ask for.
-    pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
+    fn replies(&self) -> impl Iterator<Item = &ReplyRule> {
+        self.list.iter().map(|handshake| &handshake.reply)
+    }
+
+    /// What a handshake asks its sender for, an answer must not tell.
+    fn check_shown(&self, table: &Table) {
+        for name in self.replies().flat_map(ReplyRule::shown) {
+            let mut asked = self.required().chain(self.replies().flat_map(ReplyRule::hashed));
+            if asked.any(|secret| secret == name) {
+                let message =
+                    format!("{{config:{name}}} would tell everybody what a handshake's sender has to know");
+                table.error("handshake", message);
+            }
+        }
+    }
+
+    fn required(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|handshake| Some(handshake.require.as_ref()?.secret.as_str()))
+    }
+
+    /// The source's secrets that they use, each once.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
+        let used = self.replies().flat_map(|reply| reply.hashed().chain(reply.shown()));
+        let mut names: Vec<&str> = self.required().chain(used).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.into_iter()
     }
 
     /// Whether there is one of that method.
     pub(crate) fn answers(&self, method: &Method) -> bool {
         self.list.iter().any(|handshake| handshake.method == *method)
     }
+
+    /// Whether one of them hands over the secret.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.list.iter().any(|handshake| handshake.take.is_some())
+    }
+
+    /// Whether an answer depends on the public URL.
+    pub(crate) fn need_url(&self) -> bool {
+        self.replies().any(ReplyRule::needs_url)
+    }
+}
+
+/// Whether what the template signs could be a token, and nothing but that.
+fn could_be_token(sign: &Template) -> bool {
+    !sign.has(|piece| matches!(piece, Piece::Literal(text) if !text.bytes().all(is_word)))
 }
 
 /// The sender chooses the token and gets its signature, so that nothing the scheme signs may look like a token.
-fn signs_bare_tokens(table: &Table, sign: &Template) -> bool {
-    let apart = |piece: &Piece| matches!(piece, Piece::Literal(text) if !text.bytes().all(is_word));
-    if sign.has(apart) {
-        return false;
-    }
-    if !sign.has(|piece| matches!(piece, Piece::Body)) {
+fn check_signing(table: &Table, sign: &[Template], signing: &[&ReplyRule]) {
+    let body = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Body));
+    if signing.iter().any(|reply| !reply.token_written) && !sign.iter().any(body) {
         table.error(
             "handshake",
             "{hmac-…} would sign whatever this scheme signs: sign needs {body}, or text with a character other than \
-             letters, digits, _ and -",
+             letters, digits, _ and -; or give token, a shape that nothing else has",
         );
     }
-    true
-}
-
-/// The characters of a token that is signed in an answer.
-pub(crate) fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-'
 }
 
 impl Handshake {
     fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
         let when = table.table_or_empty("when");
         let (method, when) = read_when(when, pointers)?;
+        let unsigned = table.texts("unsigned").map(Whole::of);
         let require = table.table("require").and_then(|require| read_require(require, pointers));
         let wrong = table.has("require") && require.is_none();
+        let take = table.table("take").and_then(|take| read_take(take, pointers));
+        if unsigned.is_some() && method != Method::POST {
+            table.error("unsigned", format!("a {method} is never signed and has no body: drop it"));
+        }
+        if table.has("take") && unsigned.is_none() {
+            table.error("take", "needs unsigned: what the body of that first request consists of, e.g. []");
+        }
         if !table.has("reply") {
             table.error("", "reply is missing: say what is answered, e.g. reply = { status = 200 }");
         }
-        let reply = table.table("reply").and_then(|reply| ReplyRule::read(reply, &method, pointers));
+        let token = Shape::read(&mut table, "token");
+        let reply = table.table("reply").and_then(|reply| ReplyRule::read(reply, &method, token, pointers));
         table.finish();
-        if wrong { None } else { Some(Self { method, when, require, reply: reply? }) }
+        if wrong { None } else { Some(Self { method, when, unsigned, require, take, reply: reply? }) }
     }
 }
 
+impl Whole {
+    fn of(mut names: Vec<String>) -> Self {
+        names.sort_unstable();
+        Self(names)
+    }
+
+    /// Whether the body consists of these, each there once, and of nothing else: such a body is no event.
+    pub(crate) fn is(&self, body: &[u8]) -> bool {
+        let body = body.trim_ascii();
+        if body.len() > UNSIGNED_BODY_MAX {
+            return false;
+        }
+        let found = if body.first() == Some(&b'{') { json::keys(body) } else { Some(fields(body)) };
+        found.is_some_and(|mut found| {
+            found.sort_unstable();
+            found == self.0
+        })
+    }
+}
+
+fn fields(body: &[u8]) -> Vec<String> {
+    form_urlencoded::parse(body).map(|(name, _)| name.into_owned()).collect()
+}
+
 fn read_when(mut table: Table, pointers: &mut Pointers) -> Option<(Method, Option<When>)> {
-    let methods = [("POST", 0), ("GET", 1), ("HEAD", 2)];
+    let methods = [("POST", 0), ("GET", 1), ("HEAD", 2), ("OPTIONS", 3)];
     let method = match table.choice("method", &methods) {
         Some(1) => Method::GET,
         Some(2) => Method::HEAD,
+        Some(3) => Method::OPTIONS,
         _ => Method::POST,
     };
-    let place = one_place(&mut table, &["json", "header", "query"], pointers);
+    let place = one_place(&mut table, &["json", "header", "query", "form"], pointers);
     let equals = table.text("equals");
-    if place.is_none() && equals.is_some() {
+    let empty = table.flag("empty").unwrap_or(false);
+    if place.is_none() && (equals.is_some() || empty) {
         table.error("equals", "needs json, header or query: the place whose text is compared");
+    }
+    if empty && (equals.is_some() || !matches!(place, Some(Place::Json { .. }))) {
+        table.error("empty", "is for json alone: a list without items stands there");
     }
     if place.is_none() && method == Method::POST {
         table.error(
@@ -178,7 +250,12 @@ fn read_when(mut table: Table, pointers: &mut Pointers) -> Option<(Method, Optio
     if place.is_none() && method == Method::POST {
         return None;
     }
-    Some((method, place.map(|place| When { place, equals })))
+    let holds = match equals {
+        Some(text) => Holds::Text(text),
+        None if empty => Holds::EmptyList,
+        None => Holds::Any,
+    };
+    Some((method, place.map(|place| When { place, holds })))
 }
 
 fn read_require(mut table: Table, pointers: &mut Pointers) -> Option<Require> {
@@ -192,6 +269,15 @@ fn read_require(mut table: Table, pointers: &mut Pointers) -> Option<Require> {
     }
     table.finish();
     Some(Require { place: place?, secret: secret? })
+}
+
+fn read_take(mut table: Table, pointers: &mut Pointers) -> Option<Place> {
+    let place = one_place(&mut table, &["header", "json"], pointers);
+    if place.is_none() {
+        table.error("", "name header or json: where the secret stands that is handed over");
+    }
+    table.finish();
+    place
 }
 
 /// The place that one of the keys names, each of which is a form of places.
@@ -208,90 +294,6 @@ fn one_place(table: &mut Table, keys: &[&'static str], pointers: &mut Pointers) 
         }
     }
     found
-}
-
-impl ReplyRule {
-    fn read(mut table: Table, method: &Method, pointers: &mut Pointers) -> Option<Self> {
-        let status = table.count("status", 200..=299).unwrap_or(200);
-        let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
-        let json = table.choice("type", &[("text/plain", false), ("application/json", true)]);
-        let mut headers = Vec::new();
-        let body = table.text("body").unwrap_or_default();
-        if !body.is_empty() {
-            // Without it, a browser might run as HTML what somebody put into a link.
-            headers.push((X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")));
-            let content_type = if json == Some(true) { "application/json" } else { "text/plain" };
-            headers.push((CONTENT_TYPE, HeaderValue::from_static(content_type)));
-        }
-        for (name, text) in table.named_texts("headers") {
-            match (name.to_ascii_lowercase().parse::<HeaderName>(), HeaderValue::from_str(&text.value)) {
-                (Ok(name), Ok(_)) if name == CONTENT_TYPE => {
-                    table.error_at("headers", &text.place, "the content type is given by type");
-                }
-                (Ok(name), Ok(value)) => {
-                    headers.retain(|(known, _)| *known != name);
-                    headers.push((name, value));
-                }
-                _ => table.error_at("headers", &text.place, "this cannot be a header"),
-            }
-        }
-        let body = match reply_pieces(&body, method, pointers) {
-            Ok(pieces) => pieces,
-            Err(message) => {
-                table.error("body", message);
-                return None;
-            }
-        };
-        table.finish();
-        Some(Self { status: status?, json: json.unwrap_or(false), headers, body })
-    }
-}
-
-/// A brace opens a name only before a small letter, so that JSON can be written as it is.
-fn reply_pieces(text: &str, method: &Method, pointers: &mut Pointers) -> Result<Vec<ReplyPiece>, String> {
-    let mut pieces = Vec::new();
-    let mut literal = String::new();
-    let mut rest = text;
-    while let Some((before, tail)) = rest.split_once('{') {
-        literal.push_str(before);
-        if !tail.starts_with(|char: char| char.is_ascii_lowercase()) {
-            literal.push('{');
-            rest = tail;
-            continue;
-        }
-        let (name, after) =
-            tail.split_once('}').ok_or_else(|| format!("\"{{{tail}\" has no closing brace"))?;
-        if !literal.is_empty() {
-            pieces.push(ReplyPiece::Literal(std::mem::take(&mut literal)));
-        }
-        pieces.push(reply_piece(name, method, pointers)?);
-        rest = after;
-    }
-    literal.push_str(rest);
-    if !literal.is_empty() {
-        pieces.push(ReplyPiece::Literal(literal));
-    }
-    Ok(pieces)
-}
-
-fn reply_piece(name: &str, method: &Method, pointers: &mut Pointers) -> Result<ReplyPiece, String> {
-    let (encoding, source) = match name.split_once(':') {
-        Some(("hmac-hex", source)) => (Some(TagEncoding::Hex), source),
-        Some(("hmac-base64", source)) => (Some(TagEncoding::Base64), source),
-        _ => (None, name),
-    };
-    match source.split_once(':') {
-        Some(("json", _)) if *method != Method::POST => {
-            return Err(format!("{{{name}}}: a {method} has no body"));
-        }
-        Some(("query" | "header" | "json", _)) => {}
-        _ => return Err(format!("{{{name}}} is not known: use {NAMES}")),
-    }
-    let place = Place::parse(source, pointers)?;
-    Ok(match encoding {
-        Some(encoding) => ReplyPiece::Hmac(encoding, place),
-        None => ReplyPiece::Token(place),
-    })
 }
 
 #[cfg(test)]
@@ -347,10 +349,68 @@ mod tests {
                 "nothing else signs for us",
             ),
             ("\"v0:{body}\"", "\"{json:/a}\"", "would sign whatever this scheme signs"),
+            ("require =", "unsigned = []\nrequire =", "never signed and has no body"),
+            ("require =", "take = { header = \"x\" }\nrequire =", "needs unsigned"),
+            ("require =", "take = {}\nrequire =", "name header or json"),
+            ("query = \"mode\", equals = \"on\"", "query = \"mode\", empty = true", "is for json alone"),
+            ("require =", "token = { chars = \"any\" }\nrequire =", "\"plain\", \"word\""),
+            ("require =", "token = { min = 9, max = 8 }\nrequire =", "is more than max"),
+            ("require =", "token = { chars = \"word\" }\nrequire =", "a token that is signed"),
+            ("X-A = \"b\"", "X-A = \"{hmac:query:c}\"", "is not known"),
+            ("{hmac-hex:query:c}", "{sha256-hex:query:c + url}", "is not known"),
+            ("{hmac-hex:query:c}", "{sha256-hex:config: + endpoint}", "is not known"),
+            ("{hmac-hex:query:c}", "{config:verify_token}", "would tell everybody"),
         ] {
             assert!(GOOD.contains(good), "{good}");
             let found = messages(&GOOD.replace(good, bad));
             assert!(found.contains(wanted), "{bad}\n{found}");
+        }
+    }
+
+    #[test]
+    fn a_narrow_shape_of_tokens_stands_in_for_a_body_that_is_signed() {
+        let narrow = "token = { chars = \"hex\", min = 20, max = 32 }\n        require =";
+        assert_eq!(messages(&GOOD.replace("v0:{body}", "{json:/a}").replace("require =", narrow)), "");
+    }
+
+    #[test]
+    fn what_is_handed_over_is_the_key_of_an_hmac() {
+        let take =
+            "[[handshake]]\nwhen = { header = \"x\" }\nunsigned = []\ntake = { header = \"x\" }\nreply = {}";
+        let hmac = "kind = \"hmac\"\nsign = \"{body}\"\nsig = { from = \"header:X-Sig\" }\nid = []\n";
+        assert_eq!(messages(&format!("{hmac}{take}")), "");
+        let token = hmac.replace("hmac", "token").replace("sign = \"{body}\"", "");
+        assert!(messages(&format!("{token}{take}")).contains("take needs kind = \"hmac\""));
+    }
+
+    #[test]
+    fn a_body_is_whole_if_it_has_the_names_and_no_others() {
+        let whole = |names: &[&str]| super::Whole::of(names.iter().map(|name| (*name).to_owned()).collect());
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(5000));
+        for (names, body, wanted) in [
+            (&[] as &[&str], "", true),
+            (&[], " {} ", true),
+            (&[], "[]", false),
+            (&[], "{\"a\":1}", false),
+            (&[], "a", false),
+            (&["a"], "{\"a\":1}", true),
+            (&["a"], "{\"\\u0061\":1}", true),
+            (&["a"], "{\"a\":{\"b\":[1]}}", true),
+            (&["a"], "{\"a\":1,\"a\":1}", false),
+            (&["a"], "{\"a\":1,\"b\":1}", false),
+            (&["a"], "{\"a\":1} {}", false),
+            (&["a"], "{\"a\":", false),
+            (&["a"], "[{\"a\":1}]", false),
+            (&["a"], &large, false),
+            (&["a"], "a=1", true),
+            (&["a"], "a", true),
+            (&["a"], "a=1&a=2", false),
+            (&["a"], "a=1&b=2", false),
+            (&["a"], "", false),
+            (&["b", "a"], "{\"a\":1,\"b\":2}", true),
+            (&["b", "a"], "a=1&b=2", true),
+        ] {
+            assert_eq!(whole(names).is(body.as_bytes()), wanted, "{names:?} {body}");
         }
     }
 
@@ -360,7 +420,7 @@ mod tests {
         {
             let (scheme, problems) = read_scheme(&GOOD.replace("v0:{body}", sign));
             assert_eq!(problems, []);
-            assert_eq!(scheme.unwrap().handshakes.signs_bare_tokens, bare, "{sign}");
+            assert_eq!(!scheme.unwrap().handshakes.signs.is_empty(), bare, "{sign}");
         }
     }
 }

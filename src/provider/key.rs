@@ -9,6 +9,7 @@ use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use ring::hmac;
+use subtle::ConstantTimeEq as _;
 use unicode_normalization::UnicodeNormalization as _;
 
 use super::public_key::PublicKey;
@@ -73,6 +74,19 @@ impl Key {
     /// What is odd about the form of the secret, for whom it does not match; nothing of the secret itself.
     pub(crate) fn note(&self) -> Option<&'static str> {
         self.note
+    }
+
+    /// Whether both verify the same. Told in constant time, by what they sign: the key of an HMAC cannot be read back.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        const PROBE: &[u8] = b"one key or two";
+        match (&self.inner, &other.inner) {
+            (Inner::Hmac(a), Inner::Hmac(b)) => {
+                a.algorithm() == b.algorithm()
+                    && hmac::sign(a, PROBE).as_ref().ct_eq(hmac::sign(b, PROBE).as_ref()).into()
+            }
+            (Inner::Token(a), Inner::Token(b)) => a.ct_eq(b).into(),
+            _ => false,
+        }
     }
 
     pub(crate) fn as_hmac(&self) -> Option<&hmac::Key> {

@@ -9,6 +9,7 @@ mod dev;
 mod disconnect;
 mod effects;
 mod generation;
+mod handover;
 mod handshake;
 mod harness;
 mod hostile;

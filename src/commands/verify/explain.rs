@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use super::hints::hints;
 use super::request::Raw;
 use crate::body::Received;
-use crate::challenge::{self, Reply};
+use crate::challenge::{self, Reply, Unsigned};
 use crate::claim::redis_key;
 use crate::config::{FastTier, FastTierKind, Source, Tolerance};
 use crate::error::Code;
@@ -48,6 +48,8 @@ impl Told {
 /// What the request would come to at the source.
 enum Verdict {
     Handshake(Reply),
+    /// A secret comes with it, which is taken only while a window is open.
+    Handover(Reply),
     Events(Content),
     Refused(Code),
 }
@@ -60,6 +62,10 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
     let mut told = Told { accepted: !matches!(verdict, Verdict::Refused(_)), lines: Vec::new() };
     match &verdict {
         Verdict::Handshake(reply) => told.line("accepted", format!("a handshake, answered {}", reply.status)),
+        Verdict::Handover(reply) => {
+            let text = "a handshake that hands over a secret: while `hapax handshake open` holds a window open it is";
+            told.line("accepted", format!("{text} answered {}, else 401", reply.status));
+        }
         Verdict::Events(Content::Event(_)) => told.line("accepted", "an event"),
         Verdict::Events(Content::Batch(events)) => {
             told.line("accepted", format!("a batch of {} events", events.len()));
@@ -73,7 +79,7 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
         tell_secrets(&mut told, source, key, &verdict);
     }
     match &verdict {
-        Verdict::Handshake(reply) => told.line("answer", shown(&reply.body)),
+        Verdict::Handshake(reply) | Verdict::Handover(reply) => told.line("answer", shown(&reply.body)),
         Verdict::Events(Content::Event(event)) => tell_event(&mut told, event, tier),
         Verdict::Events(Content::Batch(events)) => {
             for event in events {
@@ -100,9 +106,10 @@ fn verdict(received: &Received, now: Timestamp) -> (Option<usize>, Verdict) {
     if *method != Method::POST && !received.source.scheme.answers(method) {
         return (None, Verdict::Refused(Code::MethodNotAllowed));
     }
-    match challenge::unsigned(received) {
+    match challenge::unsigned(received, now) {
         Ok(None) => {}
-        Ok(Some(reply)) => return (None, Verdict::Handshake(reply)),
+        Ok(Some(Unsigned::Answer(reply))) => return (None, Verdict::Handshake(reply)),
+        Ok(Some(Unsigned::Handover(handover))) => return (None, Verdict::Handover(handover.reply)),
         Err(code) => return (None, Verdict::Refused(code)),
     }
     match verify::verify(again(received), now) {

@@ -1,5 +1,6 @@
 //! Files of test vectors, run through the stages that every request goes through.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 use super::super::{Exit, say};
 use super::read;
 use crate::body::Received;
-use crate::challenge::{self, Reply};
+use crate::challenge::{self, Reply, Unsigned};
 use crate::config::{self, Source, Tolerance};
 use crate::error::Code;
 use crate::identify::{Content, Event, Identified, identify};
@@ -245,16 +246,32 @@ fn outcome(vector: &Vector, schemes: Schemes<'_>) -> Outcome {
     }
 }
 
-/// The stages of the path that need no store, in its order.
+/// The stages of the path that need no store, in its order. A window counts as open, with no secret taken in it.
 fn answer(vector: &Vector, received: Received, now: Timestamp) -> Outcome {
+    let post = received.head.method == Method::POST;
+    if !post && !received.source.scheme.answers(&received.head.method) {
+        return event(vector, received, now);
+    }
+    let unsigned = match challenge::unsigned(&received, now) {
+        Ok(found) => found.map(|found| match found {
+            Unsigned::Answer(reply) => reply,
+            Unsigned::Handover(handover) => handover.reply,
+        }),
+        Err(code) => return Outcome::reject(code.as_str()),
+    };
+    match unsigned {
+        Some(reply) if vector.verify_with == VerifyWith::Handshake || !post => {
+            Outcome { reply: Some(reply), ..Outcome::without_event(Got::Accept, "handshake") }
+        }
+        // What is asked is whether it is signed, and this is not; it is answered all the same.
+        Some(reply) => Outcome { reply: Some(reply), ..event(vector, received, now) },
+        None => event(vector, received, now),
+    }
+}
+
+fn event(vector: &Vector, received: Received, now: Timestamp) -> Outcome {
     let refused = |code: Code| Outcome::reject(code.as_str());
     let source = Arc::clone(&received.source);
-    if received.head.method != Method::POST && source.scheme.answers(&received.head.method) {
-        return match challenge::unsigned(&received) {
-            Ok(reply) => Outcome { reply, ..Outcome::without_event(Got::Accept, "handshake") },
-            Err(code) => refused(code),
-        };
-    }
     let verified = match verify(received, now) {
         Ok(verified) => verified,
         Err(code) => return refused(code),
@@ -305,7 +322,7 @@ impl Vector {
 
     /// The request as the gateway would receive it, and the time to check against.
     fn received(&self, scheme: &Arc<Scheme>, method: Method) -> Result<(Received, Timestamp), String> {
-        let url = self.url.as_deref().unwrap_or(URL);
+        let url = self.url();
         let path_at = url.match_indices('/').nth(2).map_or(url.len(), |(at, _)| at);
         let (base, path) = url.split_at(path_at);
         let mut source = self.source(scheme)?;
@@ -324,6 +341,16 @@ impl Vector {
         Ok((Received { source: Arc::new(source), head, body: self.body()? }, now))
     }
 
+    /// Where it was sent: to the endpoint, where one is named, with the query that the URL has.
+    fn url(&self) -> Cow<'_, str> {
+        let url = self.url.as_deref().unwrap_or(URL);
+        match (self.more.get("endpoint").and_then(Value::as_str), url.split_once('?')) {
+            (Some(endpoint), Some((_, query))) => format!("{endpoint}?{query}").into(),
+            (Some(endpoint), None) => endpoint.into(),
+            (None, _) => url.into(),
+        }
+    }
+
     fn source(&self, scheme: &Arc<Scheme>) -> Result<Source, String> {
         let one = self.secret.as_ref().or(self.public_key.as_ref());
         let secrets: Vec<&String> = match &self.secrets {
@@ -337,7 +364,8 @@ impl Vector {
             _ => Tolerance::Off,
         });
         for name in scheme.handshake_secrets() {
-            let given = [name, "verification_token"].into_iter().find_map(|key| self.more.get(key)?.as_str());
+            let keys = [name, "verification_token", "public_key_id"];
+            let given = keys.into_iter().find_map(|key| self.more.get(key)?.as_str());
             source.handshake_secrets.extend(given.map(|text| (name.to_owned(), Key::token(text.as_bytes()))));
         }
         Ok(source)
@@ -422,6 +450,19 @@ mod tests {
         }
         assert_eq!(counts.total, file.vectors.len());
         assert!(counts.agree >= 240, "{counts:?}");
+    }
+
+    /// Of schemes that are no presets yet.
+    #[test]
+    fn challenges_of_own_schemes_agree() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/handshakes.toml");
+        let own = config::own_schemes(Path::new(path)).unwrap();
+        let file = parse(VECTORS).unwrap();
+        for name in ["monday-challenge", "ebay-challenge"] {
+            let vector = file.vectors.iter().find(|vector| vector.name == name).unwrap();
+            let judged = judge(vector, &|name| own.get(name).cloned());
+            assert_eq!(judged.agrees(), Some(true), "{judged:?}");
+        }
     }
 
     fn changed(name: &str, change: impl FnOnce(&mut Map<String, Value>)) -> Judged {

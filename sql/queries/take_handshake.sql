@@ -1,0 +1,1 @@
+select hapax.take_handshake($1, $2, $3)

@@ -3,6 +3,8 @@
 //! Invariant: what this makes, `verify` accepts and `identify` names as promised, since both read the scheme through
 //! the same code.
 
+mod token;
+
 use std::borrow::Cow;
 
 use bytes::Bytes;
@@ -99,6 +101,7 @@ fn add_time(scheme: &Scheme, draft: &Draft<'_>, headers: &mut HeaderMap) -> Resu
                 add(headers, name, &text)?;
                 Ok(Some(text))
             }
+            Some(place) if place.in_token() => Ok(Some(text)),
             Some(place) => {
                 let found = parts(scheme, draft, headers).read(place).ok().flatten();
                 match found {
@@ -147,6 +150,7 @@ fn add_signature(
             let mac = mac(scheme, (*algorithm, sign), key, draft, time, headers)?;
             scheme.sig.encoding.encode(&mac)
         }
+        Kind::Jwt(rule) => return add(headers, name, &token::token(scheme, rule, key, draft)?),
         Kind::Token => token_text(key)?,
         Kind::Basic => format!("Basic {}", TagEncoding::Base64.encode(token_text(key)?.as_bytes())),
     };
@@ -214,7 +218,7 @@ fn parts<'a>(scheme: &'a Scheme, draft: &Draft<'a>, headers: &'a HeaderMap) -> P
 
 fn resulting_id(scheme: &Scheme, draft: &Draft<'_>, headers: &HeaderMap) -> Result<Option<String>, String> {
     let target = (draft.method, draft.public_url, draft.path);
-    let parts = Parts::new(target, headers, draft.body, &scheme.event.pointers);
+    let parts = Parts::new(target, headers, draft.body, &scheme.event.pointers).with_token_of(scheme);
     let signed = scheme.signs_id().then_some(0);
     event_id(&scheme.event, signed, &parts, usize::MAX).map_err(|code| {
         let rules: Vec<&str> = scheme.id_rules().collect();

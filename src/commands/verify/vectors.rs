@@ -51,6 +51,13 @@ struct Vector {
     secret: Option<String>,
     secrets: Option<Vec<String>>,
     public_key: Option<String>,
+    /// A public key as JSON, or a set of them.
+    jwk: Option<Value>,
+    /// What the provider calls the key.
+    key_id: Option<String>,
+    /// What claims of a token have to say.
+    #[serde(default)]
+    claims: BTreeMap<String, String>,
     now: Option<i64>,
     tolerance: Option<u64>,
     expected: Expected,
@@ -325,22 +332,34 @@ impl Vector {
     }
 
     fn source(&self, scheme: &Arc<Scheme>) -> Result<Source, String> {
-        let one = self.secret.as_ref().or(self.public_key.as_ref());
+        let jwk = self.jwk.as_ref().map(|key| key.as_str().map_or_else(|| key.to_string(), str::to_owned));
+        let one = self.secret.as_ref().or(self.public_key.as_ref()).or(jwk.as_ref());
         let secrets: Vec<&String> = match &self.secrets {
             Some(list) => list.iter().collect(),
             None => one.into_iter().collect(),
         };
-        let keys = secrets.into_iter().map(|secret| scheme.key(secret)).collect::<Result<_, _>>()?;
+        let key = |secret: &String| {
+            let key = scheme.key(secret)?;
+            Ok::<_, String>(self.key_id.as_ref().map_or(key.clone(), |id| key.named(id)))
+        };
+        let keys = secrets.into_iter().map(key).collect::<Result<_, _>>()?;
         let mut source = Source::new("test", Arc::clone(scheme), keys);
-        source.tolerance = Some(match (self.tolerance, self.now) {
-            (Some(seconds @ 1..), Some(_)) => Tolerance::Within(Duration::from_secs(seconds)),
-            _ => Tolerance::Off,
-        });
+        source.claims.clone_from(&self.claims);
+        source.tolerance = Some(self.tolerance(scheme));
         for name in scheme.handshake_secrets() {
             let given = [name, "verification_token"].into_iter().find_map(|key| self.more.get(key)?.as_str());
             source.handshake_secrets.extend(given.map(|text| (name.to_owned(), Key::token(text.as_bytes()))));
         }
         Ok(source)
+    }
+
+    /// Without a time, nothing is held against the clock; without a tolerance, only when a token ends.
+    fn tolerance(&self, scheme: &Scheme) -> Tolerance {
+        match (self.tolerance, self.now) {
+            (Some(seconds @ 1..), Some(_)) => Tolerance::Within(Duration::from_secs(seconds)),
+            (_, Some(_)) if scheme.has_token() => Tolerance::Within(Duration::MAX),
+            _ => Tolerance::Off,
+        }
     }
 
     fn header_pairs(&self) -> Vec<(&str, &str)> {
@@ -403,6 +422,10 @@ mod tests {
             "timestamp too old" => &[Code::TimestampStale],
             "timestamp too new" => &[Code::TimestampFuture],
             "missing id" => &[Code::SignedPartMissing],
+            "algorithm" => &[Code::SignedOtherwise],
+            "token not yet valid" => &[Code::TimestampFuture],
+            "token expired" => &[Code::TimestampStale],
+            "payload hash presence" => &[Code::BodyNotSigned, Code::BodyHashMismatch],
             other => panic!("no codes for {other:?}"),
         }
     }

@@ -89,10 +89,14 @@ impl<'a> Parts<'a> {
             }
             Place::HeaderJson { header, inner } => self.header_json(header, inner),
             Place::Token { part, steps } => match self.token_value(*part, steps)? {
-                Some(raw) => Ok(json::text(&raw).or(Err(Fault::Invalid))?.map(|text| text.into_owned().into())),
+                Some(raw) => {
+                    Ok(json::text(&raw).or(Err(Fault::Invalid))?.map(|text| text.into_owned().into()))
+                }
                 None => Ok(None),
             },
-            Place::Body => std::str::from_utf8(self.body).map(|text| Some(text.into())).or(Err(Fault::Invalid)),
+            Place::Body => {
+                std::str::from_utf8(self.body).map(|text| Some(text.into())).or(Err(Fault::Invalid))
+            }
             Place::BodySha256 => Ok(Some(Cow::Owned(hex::encode(self.body_sha256())))),
         }
     }

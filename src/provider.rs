@@ -337,7 +337,8 @@ impl Scheme {
     /// Whether there is a time of the request to hold against the clock.
     #[must_use]
     pub fn has_time(&self) -> bool {
-        self.ts.is_some() || matches!(&self.kind, Kind::Jwt(rule) if rule.need.iter().any(|name| name == "exp"))
+        self.ts.is_some()
+            || matches!(&self.kind, Kind::Jwt(rule) if rule.need.iter().any(|name| name == "exp"))
     }
 
     /// Claims of which a source has to say what they must be.
@@ -522,7 +523,9 @@ fn signs_id(sign: &[Template]) -> bool {
 
 fn signs_time(sign: &[Template], ts: &TsRule) -> bool {
     // A list of signed headers has to have the time in it.
-    let named = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Timestamp | Piece::Listed(_) | Piece::Lines(_)));
+    let named = |sign: &Template| {
+        sign.has(|piece| matches!(piece, Piece::Timestamp | Piece::Listed(_) | Piece::Lines(_)))
+    };
     let covered = |place: &Place| place.in_token() || all_have(sign, |sign| covers(sign, place));
     all_have(sign, named) || matches!(&ts.from, TsFrom::Places(places) if places.iter().all(covered))
 }

@@ -6,6 +6,7 @@
 mod token;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::header::HeaderMap;
@@ -53,11 +54,33 @@ pub struct Signed {
 /// # Errors
 /// What is missing, in words for the person who wants to send.
 pub fn sign(scheme: &Scheme, key: &Key, draft: &Draft<'_>) -> Result<Signed, String> {
+    sign_for(scheme, key, draft, &BTreeMap::new())
+}
+
+/// As [`sign`], where the source wants claims of the token to say something.
+///
+/// # Errors
+/// As [`sign`].
+pub fn sign_for(
+    scheme: &Scheme,
+    key: &Key,
+    draft: &Draft<'_>,
+    claims: &BTreeMap<String, String>,
+) -> Result<Signed, String> {
     let mut headers = HeaderMap::new();
     add_id(scheme, draft, &mut headers)?;
     let time = add_time(scheme, draft, &mut headers)?;
     add_signed_headers(scheme, &mut headers)?;
-    add_signature(scheme, key, draft, time.as_deref(), &mut headers)?;
+    match &scheme.kind {
+        Kind::Jwt(rule) => {
+            let Place::Header(name) = &rule.token.place else {
+                return Err("the token of this scheme stands in the body: sign it there yourself".to_owned());
+            };
+            let claims = token::claims(scheme, rule, draft, claims)?;
+            add(&mut headers, name, &token::token(rule, key, claims)?)?;
+        }
+        _ => add_signature(scheme, key, draft, time.as_deref(), &mut headers)?,
+    }
     let id = resulting_id(scheme, draft, &headers)?;
     let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     Ok(Signed { headers, id })
@@ -150,7 +173,7 @@ fn add_signature(
             let mac = mac(scheme, (*algorithm, sign), key, draft, time, headers)?;
             scheme.sig.encoding.encode(&mac)
         }
-        Kind::Jwt(rule) => return add(headers, name, &token::token(scheme, rule, key, draft)?),
+        Kind::Jwt(_) => return Err("a token is no signature".to_owned()),
         Kind::Token => token_text(key)?,
         Kind::Basic => format!("Basic {}", TagEncoding::Base64.encode(token_text(key)?.as_bytes())),
     };
@@ -268,6 +291,7 @@ mod tests {
         let schemes = Scheme::preset_names().iter().map(|name| Scheme::preset(name).unwrap());
         let signs = |scheme: &Scheme| match &scheme.kind {
             Kind::Signed { algorithm, .. } => !algorithm.has_public_keys(),
+            Kind::Jwt(rule) => rule.has_hmac() && rule.sign.is_empty(),
             Kind::Token | Kind::Basic => true,
         };
         let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago";

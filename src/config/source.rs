@@ -358,7 +358,8 @@ fn handshake_secrets(
 /// `claims = { aud = "https://…" }`: without those that the scheme asks for, anybody's token of this provider would do.
 fn claims(table: &mut Table, scheme: Option<&Scheme>) -> BTreeMap<String, String> {
     const KEY: &str = "claims";
-    let found: BTreeMap<_, _> = table.named_texts(KEY).into_iter().map(|(name, text)| (name, text.value)).collect();
+    let found: BTreeMap<_, _> =
+        table.named_texts(KEY).into_iter().map(|(name, text)| (name, text.value)).collect();
     let Some(scheme) = scheme else { return found };
     if !found.is_empty() && !scheme.has_token() {
         table.error(KEY, "this provider's requests hold no signed token: drop it");

@@ -167,7 +167,6 @@ impl JwtRule {
     pub(crate) fn has_hmac(&self) -> bool {
         self.algs.iter().any(|alg| alg.hmac().is_some())
     }
-
 }
 
 /// `ask = { aud = "/aud", bundleId = "/data/bundleId | /summary/bundleId" }`
@@ -210,7 +209,8 @@ fn parse(text: &str, pointers: &mut Pointers) -> Result<Place, String> {
 /// `sig = { from = "header:Authorization", prefix = "Bearer " }`
 fn read_place(table: &mut Table) -> Option<TokenPlace> {
     if !table.has("sig") {
-        table.error("sig", "is missing: say where the token stands, e.g. { from = \"header:Authorization\" }");
+        table
+            .error("sig", "is missing: say where the token stands, e.g. { from = \"header:Authorization\" }");
     }
     let mut sig = table.table("sig")?;
     let mut pointers = Pointers::default();
@@ -242,7 +242,10 @@ impl ChainRule {
             let text = table.text(key);
             let found = text.as_deref().and_then(|text| ObjectIdentifier::new(text).ok());
             if found.is_none() && !table.failed(key) {
-                table.error(key, "give the object identifier of an extension, e.g. \"1.2.840.113635.100.6.11.1\"");
+                table.error(
+                    key,
+                    "give the object identifier of an extension, e.g. \"1.2.840.113635.100.6.11.1\"",
+                );
             }
             found
         };
@@ -258,5 +261,71 @@ impl SigRule {
         let from = vec![parse(&rule.token.place.to_string(), signed).ok()?];
         let encoding = TagEncoding::Base64Url;
         Some(Self { from, split: None, labels: None, encoding, repeat: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture::read_scheme;
+
+    const GOOD: &str = r#"
+        kind = "jwt"
+        sig = { from = "header:X-Token" }
+        ts = { from = "claim:/iat", tolerance = "5m" }
+        id = "claim:/jti"
+        jwt = { algs = ["ES256"], leeway = "1s" }
+    "#;
+
+    fn messages(toml: &str) -> String {
+        let (_, problems) = read_scheme(toml);
+        problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn mistakes_are_named_where_they_are() {
+        assert_eq!(messages(GOOD), "");
+        for (good, bad, wanted) in [
+            ("\"ES256\"", "\"none\"", "\"none\" is not known"),
+            ("algs = [\"ES256\"]", "algs = []", "name the algorithms"),
+            ("algs = [\"ES256\"], ", "", "name the algorithms"),
+            ("algs", "alg", "did you mean \"algs\"?"),
+            ("jwt = { algs = [\"ES256\"], leeway = \"1s\" }", "", "jwt: is missing"),
+            ("leeway = \"1s\"", "leeway = \"1h\"", "leeway"),
+            ("leeway = \"1s\"", "ask = { aud = \"aud\" }", "must start with"),
+            ("leeway = \"1s\"", "chain = { leaf = \"x\", issuer = \"1.2.3\" }", "object identifier"),
+            (
+                "\"ES256\"], leeway = \"1s\"",
+                "\"HS256\"], chain = { leaf = \"1.2.3\", issuer = \"1.2.4\" }",
+                "none for HS256",
+            ),
+            ("\"header:X-Token\"", "\"claim:/token\"", "the token cannot stand at"),
+            ("\"header:X-Token\"", "\"body:sha256\"", "the token cannot stand at"),
+            ("\"header:X-Token\"", "[]", "expected a string"),
+            ("from = \"header:X-Token\"", "prefix = \"Bearer \"", "sig.from is missing"),
+            ("from = \"header:X-Token\"", "from = \"header:X-Token\", encoding = \"hex\"", "unknown key"),
+            ("sig = { from = \"header:X-Token\" }", "", "sig: is missing"),
+            ("id =", "hash = \"sha1\"\nid =", "means nothing with kind = \"jwt\""),
+            ("id =", "sign = \"{secret}{body}\"\nid =", "{secret} is for"),
+            ("\"claim:/jti\"", "\"claim:\"", "give a pointer into it"),
+            ("\"claim:/jti\"", "\"claim:/a#b\"", "must start with"),
+            ("\"claim:/jti\"", "\"headerjson:X\"", "lacks \"#\""),
+        ] {
+            assert!(GOOD.contains(good), "{good}");
+            let found = messages(&GOOD.replacen(good, bad, 1));
+            assert!(found.contains(wanted), "{bad}\n{found}");
+        }
+    }
+
+    #[test]
+    fn places_in_a_token_need_a_token() {
+        let scheme = |more: &str| {
+            messages(&format!(
+                "kind = \"hmac\"\nsign = \"{{body}}\"\nsig = {{ from = \"header:x\" }}\n{more}"
+            ))
+        };
+        for more in ["id = \"claim:/jti\"", "id = []\nrequire = { \"jose:/x\" = \"1\" }"] {
+            assert!(scheme(more).contains("need kind = \"jwt\""), "{more}");
+        }
+        assert!(scheme("id = []\njwt = { algs = [\"HS256\"] }").contains("unknown key"));
     }
 }

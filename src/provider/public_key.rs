@@ -129,7 +129,8 @@ impl<'t> Pem<'t> {
                 Err("this is a certificate: give the key in it (openssl x509 -pubkey -noout)".to_owned())
             }
             label if label.ends_with("PRIVATE KEY") => {
-                Err("this is a private key, which only the provider should have: give the public one".to_owned())
+                Err("this is a private key, which only the provider should have: give the public one"
+                    .to_owned())
             }
             label => Err(format!("PEM of {label:?}: give \"PUBLIC KEY\"")),
         }
@@ -151,4 +152,68 @@ impl<'t> Pem<'t> {
 pub(super) fn base64(text: &str) -> Result<Vec<u8>, String> {
     let text: String = text.split_whitespace().collect();
     Ok(LENIENT.decode(text).or(Err("the public key is not base64"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use p256::ecdsa::signature::hazmat::PrehashSigner as _;
+    use p256::ecdsa::{DerSignature, SigningKey};
+
+    use super::*;
+    use crate::error::Code;
+    use crate::fixture::{now, received, scheme, source};
+    use crate::verify::verify;
+
+    const TOML: &str = r#"
+        kind = "ecdsa-p256"
+        hash = "sha1"
+        sign = "{body}"
+        sig = { from = "headerjson:X-Sig#/signature", encoding = "base64" }
+        key_id = "headerjson:X-Sig#/kid"
+        id = []
+    "#;
+
+    fn key() -> SigningKey {
+        SigningKey::from_slice(&[1; 32]).unwrap()
+    }
+
+    fn pem(before: &str) -> String {
+        let point = key().verifying_key().to_encoded_point(false);
+        let start = hex::decode("3059301306072a8648ce3d020106082a8648ce3d030107034200").unwrap();
+        let der =
+            base64::engine::general_purpose::STANDARD.encode([start.as_slice(), point.as_bytes()].concat());
+        format!("{before}-----BEGIN PUBLIC KEY-----{der}-----END PUBLIC KEY-----")
+    }
+
+    /// The verdict on a header with this JSON, in which `SIG` stands for the right signature.
+    fn verdict(key_text: &str, json: &str, body: &str) -> Result<(), Code> {
+        let signature: DerSignature =
+            key().sign_prehash(Hash::Sha1.digest([body.as_bytes()]).as_ref()).unwrap();
+        let base64 = |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(bytes);
+        let header = base64(json.replace("SIG", &base64(signature.as_bytes())).as_bytes());
+        let request =
+            received(source(&scheme(TOML), &[key_text]), "/", &[("x-sig", header.as_bytes())], "body");
+        verify(request, now()).map(drop)
+    }
+
+    #[test]
+    fn a_signature_in_a_header_s_json_is_by_the_key_that_it_names() {
+        let (named, plain) = (pem("kid: a\n"), pem(""));
+        let mismatch = Err(Code::SignatureMismatch);
+        for (key, json, body, wanted) in [
+            (&plain, r#"{"kid":"a","signature":"SIG"}"#, "body", Ok(())),
+            (&named, r#"{"kid":"a","signature":"SIG"}"#, "body", Ok(())),
+            (&named, r#"{"signature":"SIG"}"#, "body", Ok(())),
+            (&named, r#"{"kid":"b","signature":"SIG"}"#, "body", mismatch),
+            (&named, r#"{"kid":"a","signature":"SIG"}"#, "other", mismatch),
+            (&named, r#"{"kid":"a","signature":"AAAA"}"#, "body", mismatch),
+            (&named, r#"{"kid":"a","signature":"*"}"#, "body", Err(Code::SignatureMalformed)),
+            (&named, r#"{"kid":"a","kid":"a","signature":"SIG"}"#, "body", Err(Code::HeaderRepeated)),
+            (&named, r#"{"kid":"a","signature":"SIG","signature":"SIG"}"#, "body", Err(Code::HeaderRepeated)),
+            (&named, r#"{"kid":"a"}"#, "body", Err(Code::SignatureMissing)),
+            (&named, "no JSON", "body", Err(Code::SignatureMissing)),
+        ] {
+            assert_eq!(verdict(key, json, body), wanted, "{json} {body}");
+        }
+    }
 }

@@ -84,7 +84,8 @@ impl Scheme {
         };
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
         let hashes = [body_hash.as_ref(), url_hash.as_ref()];
-        let others = require.iter().map(|(place, _)| place).chain(hashes.into_iter().flatten().map(|hash| &hash.from));
+        let others =
+            require.iter().map(|(place, _)| place).chain(hashes.into_iter().flatten().map(|hash| &hash.from));
         let others: Vec<&Place> = others.chain(&key_id).collect();
         check_tokens(&table, &kind, ts.as_ref(), &others, &event);
         facts.id_signed = id_signed.unwrap_or_else(|| {

@@ -84,7 +84,9 @@ impl TokenKey {
         let usable: Vec<Self> = found.into_iter().filter(fits).collect();
         match usable.len() {
             0 => Err(format!("this is no key for {}", names(&rule.algs))),
-            count if count > KEYS_MAX => Err(format!("{count} keys in one set, and {KEYS_MAX} are the limit")),
+            count if count > KEYS_MAX => {
+                Err(format!("{count} keys in one set, and {KEYS_MAX} are the limit"))
+            }
             _ => Ok(usable),
         }
     }
@@ -314,12 +316,16 @@ impl Jwk {
             return Err("this JWK says that it has expired".to_owned());
         }
         if self.d.is_some() {
-            return Err("this JWK is a private key, which only the provider should have: give the public one"
-                .to_owned());
+            return Err(
+                "this JWK is a private key, which only the provider should have: give the public one"
+                    .to_owned(),
+            );
         }
         let alg = match self.alg.as_deref() {
             None => None,
-            Some(name) => Some(Alg::named(name).ok_or(format!("this JWK is for {name:?}, which is not known"))?),
+            Some(name) => {
+                Some(Alg::named(name).ok_or(format!("this JWK is for {name:?}, which is not known"))?)
+            }
         };
         Ok(TokenKey { id: self.kid.as_deref().map(Into::into), alg, material: self.material()? })
     }
@@ -365,7 +371,9 @@ impl Jwk {
 
 fn member(name: &str, text: Option<&String>) -> Result<Vec<u8>, String> {
     let text = text.ok_or_else(|| format!("this JWK lacks {name:?}"))?;
-    URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).or_else(|_| Err(format!("{name:?} of this JWK is not base64url")))
+    URL_SAFE_NO_PAD
+        .decode(text.trim_end_matches('='))
+        .or_else(|_| Err(format!("{name:?} of this JWK is not base64url")))
 }
 
 fn without_zeros(bytes: &[u8]) -> &[u8] {

@@ -2,12 +2,14 @@
 //!
 //! Invariant: every claim that the scheme reads or asks for is in it, and nothing else.
 
+use std::collections::BTreeMap;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
 use super::{Draft, fresh_id};
-use crate::provider::jwt::JwtRule;
+use crate::provider::jwt::{Alg, JwtRule};
 use crate::provider::place::Place;
 use crate::provider::signature::{SaidHash, TsRule};
 use crate::provider::{Key, Scheme};
@@ -15,14 +17,14 @@ use crate::provider::{Key, Scheme};
 /// How long such a token is good, in seconds.
 const LIFETIME: i64 = 60;
 
-/// The text of a token for the draft.
-pub(super) fn token(scheme: &Scheme, rule: &JwtRule, key: &Key, draft: &Draft<'_>) -> Result<String, String> {
-    let signs = |alg: &&crate::provider::jwt::Alg| alg.hmac().is_some();
+/// The text of a token with these claims.
+pub(super) fn token(rule: &JwtRule, key: &Key, claims: Map<String, Value>) -> Result<String, String> {
+    let signs = |alg: &&Alg| alg.hmac().is_some();
     let alg = rule.algs.iter().find(signs).filter(|_| rule.sign.is_empty());
     let private = "this provider signs with a private key that only it has: take one of its own requests";
     let alg = *alg.ok_or(private)?;
     let header = encoded(&serde_json::json!({ "alg": alg.name(), "typ": "JWT" }));
-    let input = format!("{header}.{}", encoded(&Value::Object(claims(scheme, rule, draft)?)));
+    let input = format!("{header}.{}", encoded(&Value::Object(claims)));
     let mut tags = key.as_tokens().iter().filter_map(|key| key.sign(alg, input.as_bytes()));
     let tag = tags.next().ok_or("the key was not made for this scheme")?;
     Ok(format!("{}{input}.{}", rule.token.prefix(), URL_SAFE_NO_PAD.encode(tag)))
@@ -32,8 +34,15 @@ fn encoded(value: &Value) -> String {
     URL_SAFE_NO_PAD.encode(value.to_string())
 }
 
-fn claims(scheme: &Scheme, rule: &JwtRule, draft: &Draft<'_>) -> Result<Map<String, Value>, String> {
-    let mut claims = Map::new();
+/// The claims of a token for the draft; `wanted` are the source's own, by name.
+pub(super) fn claims(
+    scheme: &Scheme,
+    rule: &JwtRule,
+    draft: &Draft<'_>,
+    wanted: &BTreeMap<String, String>,
+) -> Result<Map<String, Value>, String> {
+    let mut claims: Map<_, _> =
+        wanted.iter().map(|(name, text)| (name.clone(), text.as_str().into())).collect();
     let now = draft.now.as_second();
     for name in &rule.need {
         let value = match name.as_str() {

@@ -32,7 +32,12 @@ const TOKEN_MAX: usize = 256 << 10;
 const SIGNATURE_MAX: usize = 1024;
 
 /// Checks the token; gives the index of the secret that matched.
-pub(super) fn check(source: &Source, rule: &JwtRule, parts: &Parts<'_>, now: Timestamp) -> Result<usize, Code> {
+pub(super) fn check(
+    source: &Source,
+    rule: &JwtRule,
+    parts: &Parts<'_>,
+    now: Timestamp,
+) -> Result<usize, Code> {
     let text = text(parts)?;
     let token = Token::parse(&text, rule)?;
     let scheme = source.scheme.as_ref();
@@ -209,7 +214,9 @@ fn check_claims(source: &Source, token: &Token<'_>, parts: &Parts<'_>) -> Result
                 let value = raw.and_then(|raw| serde_json::from_str::<Value>(&raw).ok());
                 (value.is_some_and(|value| says(&value, wanted)), Code::ClaimMismatch)
             }
-            place => (parts.read(place).is_ok_and(|text| text.as_deref() == Some(wanted)), Code::SignedOtherwise),
+            place => {
+                (parts.read(place).is_ok_and(|text| text.as_deref() == Some(wanted)), Code::SignedOtherwise)
+            }
         };
         if !said {
             return Err(otherwise);
@@ -221,7 +228,11 @@ fn check_claims(source: &Source, token: &Token<'_>, parts: &Parts<'_>) -> Result
 }
 
 /// Claims that do not say what the source wants.
-pub(crate) fn unlike<'s>(source: &'s Source, rule: &JwtRule, claims: &Object) -> impl Iterator<Item = &'s str> {
+pub(crate) fn unlike<'s>(
+    source: &'s Source,
+    rule: &JwtRule,
+    claims: &Object,
+) -> impl Iterator<Item = &'s str> {
     let unlike = |(name, wanted): &(&'s String, &String)| {
         let asked = rule.ask.iter().find(|ask| ask.name == **name);
         let value = match asked {
@@ -322,3 +333,6 @@ impl<'de> Visitor<'de> for ObjectVisitor {
         Ok(object)
     }
 }
+
+#[cfg(test)]
+mod tests;

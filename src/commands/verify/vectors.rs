@@ -438,13 +438,15 @@ mod tests {
             let judged = judge(vector, &preset);
             counts.add(&judged);
             assert_ne!(judged.agrees(), Some(false), "{judged:?}");
-            if judged.got == Got::Reject {
+            // Nothing is verified with a secret that is none.
+            let keyed = vector.secret.as_deref() != Some("");
+            if judged.got == Got::Reject && keyed {
                 let reasons = reasons(vector.more["reject_class"].as_str().unwrap());
                 assert!(reasons.iter().any(|code| code.as_str() == judged.reason), "{judged:?}");
             }
         }
         assert_eq!(counts.total, file.vectors.len());
-        assert!(counts.agree >= 240, "{counts:?}");
+        assert!(counts.agree >= 256, "{counts:?}");
     }
 
     fn changed(name: &str, change: impl FnOnce(&mut Map<String, Value>)) -> Judged {

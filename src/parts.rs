@@ -123,8 +123,11 @@ impl<'a> Parts<'a> {
     /// The JSON source text of what stands at a place of the token; `None` if nothing does.
     pub(crate) fn token_value(&self, part: TokenPart, steps: &[Inner]) -> Result<Option<String>, Fault> {
         let Some(token) = self.token()? else { return Ok(None) };
-        let index = if part == TokenPart::Header { 0 } else { 1 };
-        let segment = token.split('.').nth(index).ok_or(Fault::Invalid)?;
+        let segment = match part {
+            TokenPart::Header => token.split('.').next(),
+            TokenPart::Claims => token.split('.').nth(1),
+        };
+        let segment = segment.ok_or(Fault::Invalid)?;
         let mut json = URL_SAFE_NO_PAD.decode(segment).or(Err(Fault::Invalid))?;
         let Some((last, before)) = steps.split_last() else { return Ok(None) };
         for step in before {

@@ -187,13 +187,12 @@ fn read_ask(table: &mut Table) -> Vec<Ask> {
 fn read_algs(table: &mut Table) -> Vec<Alg> {
     let mut algs = Vec::new();
     for name in table.texts("algs").unwrap_or_default() {
-        match Alg::named(&name) {
-            Some(alg) => algs.push(alg),
-            None => {
-                let known: Vec<&str> = Alg::CHOICES.iter().map(|(name, _)| *name).collect();
-                table.error("algs", format!("{name:?} is not known: give some of {}", known.join(", ")));
-            }
-        }
+        let Some(alg) = Alg::named(&name) else {
+            let known: Vec<&str> = Alg::CHOICES.iter().map(|(name, _)| *name).collect();
+            table.error("algs", format!("{name:?} is not known: give some of {}", known.join(", ")));
+            continue;
+        };
+        algs.push(alg);
     }
     if algs.is_empty() && !table.failed("algs") {
         table.error("algs", "is missing: name the algorithms that count, e.g. [\"HS256\"]");

@@ -70,15 +70,20 @@ impl TokenKey {
     pub(super) fn read(rule: &JwtRule, key: &KeyRule, text: &str) -> Result<Vec<Self>, String> {
         let found = if rule.chain.is_some() {
             vec![root(text)?]
-        } else if let Some(set) = Jwks::parse(text) {
+        } else if let Some(set) = Jwks::parse(text)? {
             set.keys()?
         } else if let Some(pem) = Pem::find(text)? {
             let material = public(&pem.public_key()?)?;
             vec![Self { id: pem.name().map(Into::into), alg: None, material }]
+        } else if let Ok(material) = public_key::base64(text).and_then(|der| public(&der)) {
+            vec![Self::plain(material)]
         } else if rule.has_hmac() {
             vec![Self::plain(Material::Secret(key.decode(text)?.into()))]
         } else {
-            vec![Self::plain(public(&public_key::base64(text)?)?)]
+            return Err(format!(
+                "this is no public key for {}: give PEM, a JWK or a set of them",
+                names(&rule.algs)
+            ));
         };
         let fits = |key: &Self| rule.algs.iter().any(|alg| key.fits(*alg));
         let usable: Vec<Self> = found.into_iter().filter(fits).collect();
@@ -286,14 +291,23 @@ struct Jwk {
 
 impl Jwks {
     /// `None` if the text is something else.
-    fn parse(text: &str) -> Option<Self> {
-        if !text.trim_start().starts_with('{') {
-            return None;
+    ///
+    /// # Errors
+    /// It was meant to be that: as a shared secret it would be one that others know.
+    fn parse(text: &str) -> Result<Option<Self>, String> {
+        let meant = text.contains("\"kty\"") || text.contains("\"keys\"");
+        if !meant || !text.trim_start().starts_with('{') {
+            return Ok(None);
         }
-        match serde_json::from_str::<Set>(text) {
-            Ok(set) => Some(Self(set.keys)),
-            Err(_) => serde_json::from_str(text).ok().map(|key| Self(vec![key])),
+        if let Ok(set) = serde_json::from_str::<Set>(text) {
+            return Ok(Some(Self(set.keys)));
         }
+        // The whole message would show a part of the text.
+        let place = |error: serde_json::Error| {
+            format!("this JWK cannot be read: see its line {}, column {}", error.line(), error.column())
+        };
+        let one = serde_json::from_str(text).map_err(place)?;
+        Ok(Some(Self(vec![one])))
     }
 
     /// Those that can be used; of one that stands alone, why it cannot.
@@ -371,9 +385,8 @@ impl Jwk {
 
 fn member(name: &str, text: Option<&String>) -> Result<Vec<u8>, String> {
     let text = text.ok_or_else(|| format!("this JWK lacks {name:?}"))?;
-    URL_SAFE_NO_PAD
-        .decode(text.trim_end_matches('='))
-        .or_else(|_| Err(format!("{name:?} of this JWK is not base64url")))
+    let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok();
+    bytes.ok_or_else(|| format!("{name:?} of this JWK is not base64url"))
 }
 
 fn without_zeros(bytes: &[u8]) -> &[u8] {

@@ -214,6 +214,9 @@ fn another_public_url_is_found() -> Result<()> {
     Ok(())
 }
 
+/// Settings, request, time, exit code, and what is told.
+type Case<'a> = (&'a str, &'a [u8], i64, i32, &'a [&'a str]);
+
 #[test]
 fn the_claim_that_is_wrong_is_told_and_the_token_is_not() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -225,7 +228,7 @@ fn the_claim_that_is_wrong_is_told_and_the_token_is_not() -> Result<()> {
     let asking = tempfile::tempdir()?;
     let asking =
         settings(asking.path(), "messagebird", &format!("public_url = \"{url}\"\nclaims.aud = \"me\""))?;
-    let cases: [(&str, &[u8], i64, i32, &[&str]); 6] = [
+    let cases: [Case<'_>; 6] = [
         (
             &config,
             &right,

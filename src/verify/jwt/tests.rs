@@ -119,16 +119,16 @@ fn each_kind_of_key_verifies_its_own_tokens_and_no_others() {
     let input = |alg: &str| format!("{}.{}", b64(json!({ "alg": alg }).to_string()), b64("{}"));
     let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
     let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).unwrap();
-    let ed_key = json!({ "kty": "OKP", "crv": "Ed25519", "x": b64(pair.public_key()) }).to_string();
-    let ed_token = format!("{}.{}", input("EdDSA"), b64(pair.sign(input("EdDSA").as_bytes())));
+    let edwards_key = json!({ "kty": "OKP", "crv": "Ed25519", "x": b64(pair.public_key()) }).to_string();
+    let edwards_token = format!("{}.{}", input("EdDSA"), b64(pair.sign(input("EdDSA").as_bytes())));
     let secret = p521::ecdsa::SigningKey::from_slice(&[1; 66]).unwrap();
     let point = p521::ecdsa::VerifyingKey::from(&secret).to_encoded_point(false);
     let (x, y) = (b64(point.x().unwrap()), b64(point.y().unwrap()));
     let large_key = json!({ "kty": "EC", "crv": "P-521", "x": x, "y": y }).to_string();
     let signature: p521::ecdsa::Signature = secret.sign_with_rng(&mut Counting(0), input("ES512").as_bytes());
     let large_token = format!("{}.{}", input("ES512"), b64(signature.to_bytes()));
-    let keys = [SECRET, &ec_key, RSA_PEM, &ed_key, &large_key];
-    let tokens = [hs256(&json!({})), ec_token, RSA_TOKEN.to_owned(), ed_token, large_token];
+    let keys = [SECRET, &ec_key, RSA_PEM, &edwards_key, &large_key];
+    let tokens = [hs256(&json!({})), ec_token, RSA_TOKEN.to_owned(), edwards_token, large_token];
     for (at, key) in keys.iter().enumerate() {
         for (of, token) in tokens.iter().enumerate() {
             let wanted = if at == of { Ok(()) } else { Err(Code::SignatureMismatch) };
@@ -149,6 +149,13 @@ fn a_public_key_is_never_a_shared_secret() {
         let token = hs("{\"alg\":\"HS256\"}", "{}", secret.as_bytes());
         assert_eq!(verdict(&rs, &[RSA_PEM], &token), Err(Code::SignatureMismatch));
     }
+    let bare: String = RSA_PEM.lines().filter(|line| !line.starts_with('-')).collect();
+    for secret in [bare.as_str(), RSA_PEM] {
+        assert_eq!(verdict(&rs, &[secret], RSA_TOKEN), Ok(()));
+        let token = hs("{\"alg\":\"HS256\"}", "{}", secret.as_bytes());
+        assert_eq!(verdict(&rs, &[secret], &token), Err(Code::SignatureMismatch));
+    }
+    assert!(rs.key("{\"kty\":\"RSA\"").unwrap_err().contains("cannot be read"));
     let hs_only = plain("[\"HS256\"]");
     assert!(hs_only.key(RSA_PEM).unwrap_err().contains("no key for HS256"));
     assert!(hs_only.key(&Ec::new().jwk(&json!({}))).unwrap_err().contains("no key for HS256"));
@@ -385,7 +392,7 @@ fn something_else_can_be_signed_in_the_place_of_claims() {
 
 proptest! {
     #[test]
-    fn an_altered_token_is_refused(at: proptest::sample::Index, byte in 0x21_u8..0x7f) {
+    fn an_alteredwards_token_is_refused(at: proptest::sample::Index, byte in 0x21_u8..0x7f) {
         let token = hs256(&claims());
         let mut altered = token.clone().into_bytes();
         let at = at.index(altered.len());

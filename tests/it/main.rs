@@ -22,4 +22,5 @@ mod postgres_away;
 mod redis_away;
 mod stop;
 mod tiers;
+mod token;
 mod verify;

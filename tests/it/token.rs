@@ -13,7 +13,7 @@ use crate::harness::scene::{SECRET, Scene};
 
 const URL: &str = "https://hooks.example.com";
 
-/// The headers of a delivery by MessageBird, whose token says what `aud` is.
+/// The headers of a delivery whose token says what `aud` is.
 fn headers(body: &Bytes, path: &str, id: &str, aud: &str, ago: i64) -> Result<Vec<(String, String)>> {
     let scheme = Scheme::preset("messagebird").context("preset")?;
     let key = scheme.key(SECRET).map_err(anyhow::Error::msg)?;

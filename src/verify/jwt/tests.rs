@@ -16,8 +16,20 @@ use crate::provider::Scheme;
 use crate::verify::verify;
 
 /// `{}`, signed with a key that nobody has any more.
-const RSA_TOKEN: &str = include_str!("../../../tests/data/rs256.token");
-const RSA_PEM: &str = include_str!("../../../tests/data/rs256.pem");
+const RSA_TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.e30.R1yqSSrOLftPYzAEcCxelYaGu1NiN2hYDUwjm7y3oOe4quNDiHocrydDy1OzisPlVTAzLhjARCP\
+    NIZeDAlVZQQ60L5Q77UlqO-M1fZH6Q8lIQdOPO_M0yP9OG0CTEsGs9K2uYcnEDM4McHFCvu7R-\
+    Y7TSsMqI043A3vfxGzForJRU3BaStxbCjdMrKtRkTpIbghTFfewVGuv070Bqhi1UD1Q3pAXK0-\
+    bMK_OHPL3afyLu1L9QBaT1CIaQ0ayIBLhvYM2uEXFg0P50b_htquGvcifNG2fuXQTMvQOdi1_LNJIiKrzKIGCR-\
+    l7q45AVbPZc5Ff6vO7BbM70y4k2pV2AA";
+const RSA_PEM: &str = "-----BEGIN PUBLIC KEY-----\n\
+    MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQEAtTNmrS2ga7/Kiqkox7+B\n\
+    XHh8uiLN1DbOsI18uqnOBbtRib+2UD0Iyb+XI52rOwzMakjiDFN46qrWDr+gjX/b\n\
+    DlS6edDfEwU8z/NPTdGSa8z/lt+kGHdIjVukW/4Bo347Vo17HJdYNKAo8bOulB+e\n\
+    6drRhG+tR1FB35xwged1WgWG5TVl1UrtY0CMp5hLi3PFokS6Lxx6YdQ8v3ku7XJG\n\
+    SrXdL4f8zyGbJk3pG9JH/zEkS9p/BR98inEGvHX74D1rpLeqKT3PlWPdGZDg1rro\n\
+    +QLxCDBx1ZCVFs9YRBI/BKMB8NAfHfm5MMIOC0OkCy3j/qnOQvJNcQsdl3z762b/\n\
+    +QIDAQAB\n\
+    -----END PUBLIC KEY-----\n";
 const SECRET: &str = "a-shared-secret";
 const BODY: &[u8] = b"{\"id\":\"e1\"}";
 /// SHA-256 of the body, of nothing, and of the URL.

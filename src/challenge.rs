@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_handed_over_with_no_signature_or_with_its_own() {
-        const SECRET: &str = "0123456789abcdef";
+        const SECRET: &str = "fedcba9876543210";
         let sign = |key: &str, body: &str| {
             let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key.as_bytes());
             hex::encode(ring::hmac::sign(&key, body.as_bytes()))

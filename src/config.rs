@@ -314,6 +314,8 @@ pub struct Source {
     pub keys: Vec<Key>,
     /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
     pub handshake_secrets: BTreeMap<String, Key>,
+    /// `claims = { aud = "…" }`: what claims of the token must say; those that the scheme asks for, and any others.
+    pub claims: BTreeMap<String, String>,
     /// What providers were given as the base of the URL; the server's unless the source has its own.
     pub public_url: Option<String>,
     /// `scope = "-"`: the literal part of the key.
@@ -351,6 +353,7 @@ impl Source {
             scheme,
             keys,
             handshake_secrets: BTreeMap::new(),
+            claims: BTreeMap::new(),
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,

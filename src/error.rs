@@ -102,6 +102,8 @@ codes! {
     SignedPartMissing "signed_part_missing" "Something that the scheme signs is not in the request.",
     SignedOtherwise "signed_otherwise" "It is said to be signed in a way that the scheme does not take.",
     BodyHashMismatch "body_hash_mismatch" "The body does not hash to what the request says.",
+    UrlHashMismatch "url_hash_mismatch" "The public URL, with path and query as received, does not hash to what the request says.",
+    ClaimMismatch "claim_mismatch" "A claim of the token, or of its header, is missing or not what it has to be.",
     BodyNotSigned "body_not_signed" "Nothing of what is signed covers the body.",
     HandshakeRefused "handshake_refused" "A handshake whose sender does not know the source's secret for it, or a body that a handshake could have had signed.",
     HandshakeUnexpected "handshake_unexpected" "A secret is handed over, and no window is open for one: `hapax handshake open`.",

@@ -44,6 +44,16 @@ impl Pointer {
     }
 }
 
+impl Pointer {
+    /// The key, if it is one level deep.
+    pub(crate) fn only_key(&self) -> Option<&str> {
+        match self.0.as_slice() {
+            [key] => Some(key),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Pointer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|key| write!(f, "/{}", key.replace('~', "~0").replace('/', "~1")))

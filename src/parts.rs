@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::header::HeaderMap;
 use http::{HeaderName, Method};
 use ring::digest;
@@ -13,7 +15,9 @@ use serde_json::value::RawValue;
 
 use crate::body::Received;
 use crate::json::{self, Found, Pointers, Scan, Slot};
-use crate::provider::place::Place;
+use crate::provider::Scheme;
+use crate::provider::jwt::TokenPlace;
+use crate::provider::place::{Inner, Place, TokenPart};
 
 /// Why a place gives no text although something stands there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub(crate) struct Parts<'a> {
     pointers: &'a Pointers,
     scan: OnceCell<Scan<'a>>,
     sha256: OnceCell<[u8; 32]>,
+    /// Where the token stands that claims are read from.
+    token: Option<&'a TokenPlace>,
 }
 
 impl<'a> Parts<'a> {
@@ -45,6 +51,7 @@ impl<'a> Parts<'a> {
         let path = received.head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
         let url = received.source.public_url.as_deref();
         Self::new((&received.head.method, url, path), &received.head.headers, &received.body, pointers)
+            .with_token_of(&received.source.scheme)
     }
 
     /// The parts of one item of a batch: its own bytes are the body.
@@ -61,7 +68,12 @@ impl<'a> Parts<'a> {
         pointers: &'a Pointers,
     ) -> Self {
         let (scan, sha256) = (OnceCell::new(), OnceCell::new());
-        Self { method, headers, path, public_url, body, pointers, scan, sha256 }
+        Self { method, headers, path, public_url, body, pointers, scan, sha256, token: None }
+    }
+
+    /// Claims are read from the token of a request of this scheme.
+    pub(crate) fn with_token_of(self, scheme: &'a Scheme) -> Self {
+        Self { token: scheme.token_place(), ..self }
     }
 
     /// The text at a place; `None` if nothing stands there, or JSON's null.
@@ -74,6 +86,16 @@ impl<'a> Parts<'a> {
             Place::Query(name) => {
                 let query = self.path.split_once('?').map_or("", |(_, query)| query);
                 pair(query.as_bytes(), name)
+            }
+            Place::HeaderJson { header, inner } => self.header_json(header, inner),
+            Place::Token { part, steps } => match self.token_value(*part, steps)? {
+                Some(raw) => {
+                    Ok(json::text(&raw).or(Err(Fault::Invalid))?.map(|text| text.into_owned().into()))
+                }
+                None => Ok(None),
+            },
+            Place::Body => {
+                std::str::from_utf8(self.body).map(|text| Some(text.into())).or(Err(Fault::Invalid))
             }
             Place::BodySha256 => Ok(Some(Cow::Owned(hex::encode(self.body_sha256())))),
         }
@@ -88,6 +110,39 @@ impl<'a> Parts<'a> {
     /// SHA-256 of the raw body.
     pub(crate) fn body_sha256(&self) -> [u8; 32] {
         *self.sha256.get_or_init(|| sha256(self.body))
+    }
+
+    /// The token as it stands in the request, without what may stand before it.
+    pub(crate) fn token(&self) -> Result<Option<Cow<'a, str>>, Fault> {
+        let Some(rule) = self.token else { return Ok(None) };
+        let whole = (self.method, self.public_url, self.path);
+        let text = Self::new(whole, self.headers, self.body, &rule.pointers).read(&rule.place)?;
+        Ok(text.map(|text| rule.bare(text)))
+    }
+
+    /// The JSON source text of what stands at a place of the token; `None` if nothing does.
+    pub(crate) fn token_value(&self, part: TokenPart, steps: &[Inner]) -> Result<Option<String>, Fault> {
+        let Some(token) = self.token()? else { return Ok(None) };
+        let segment = match part {
+            TokenPart::Header => token.split('.').next(),
+            TokenPart::Claims => token.split('.').nth(1),
+        };
+        let segment = segment.ok_or(Fault::Invalid)?;
+        let mut json = URL_SAFE_NO_PAD.decode(segment).or(Err(Fault::Invalid))?;
+        let Some((last, before)) = steps.split_last() else { return Ok(None) };
+        for step in before {
+            let Some(raw) = found_raw(step, &json)? else { return Ok(None) };
+            let Some(text) = json::text(&raw).or(Err(Fault::Invalid))? else { return Ok(None) };
+            json = text.into_owned().into_bytes();
+        }
+        found_raw(last, &json)
+    }
+
+    fn header_json(&self, name: &HeaderName, inner: &Inner) -> Result<Option<Cow<'a, str>>, Fault> {
+        let Some(text) = self.header(name)? else { return Ok(None) };
+        let json = STANDARD.decode(text.as_bytes()).or(Err(Fault::NotJson))?;
+        let found = inner.find(&json).ok_or(Fault::NotJson)?;
+        Ok(as_text(found)?.map(|text| Cow::Owned(text.into_owned())))
     }
 
     fn header(&self, name: &HeaderName) -> Result<Option<Cow<'a, str>>, Fault> {
@@ -144,6 +199,15 @@ pub(crate) fn list<'a>(body: &'a [u8], pointers: &Pointers, slot: Slot) -> Resul
         Some(Found::Twice) => Err(NoList::Twice),
         Some(Found::Absent | Found::Broken) => Err(NoList::Missing),
         Some(Found::Value(list)) => serde_json::from_str(list).or(Err(NoList::Missing)),
+    }
+}
+
+fn found_raw(inner: &Inner, json: &[u8]) -> Result<Option<String>, Fault> {
+    match inner.find(json).ok_or(Fault::NotJson)? {
+        Found::Absent => Ok(None),
+        Found::Value(raw) => Ok(Some(raw.to_owned())),
+        Found::Twice => Err(Fault::Twice),
+        Found::Broken => Err(Fault::Invalid),
     }
 }
 

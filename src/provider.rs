@@ -6,12 +6,14 @@
 //! request; no request is seen here.
 
 pub(crate) mod handshake;
+pub(crate) mod jwt;
 mod key;
 pub(crate) mod place;
 mod public_key;
 mod reading;
 pub(crate) mod signature;
 pub(crate) mod template;
+pub(crate) mod token_key;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +28,12 @@ use crate::settings::{File, Severity};
 pub use key::Key;
 
 use handshake::Handshakes;
+use jwt::{JwtRule, TokenPlace};
 use key::KeyRule;
 use place::{Place, Rule};
-use signature::{Algorithm, BodyHash, SigRule, TsFrom, TsRule};
+use signature::{Algorithm, SaidHash, SigRule, TsFrom, TsRule};
 use template::{Piece, Template};
+use token_key::TokenKey;
 
 /// Embeds `config/providers/NAME.toml` for each name; a preset is parsed when somebody uses it.
 macro_rules! presets {
@@ -43,6 +47,7 @@ presets! {
     "adyen",
     "adyen-header",
     "airwallex",
+    "apple-app-store",
     "asana",
     "azure-cloudevents",
     "azure-event-grid",
@@ -63,7 +68,9 @@ presets! {
     "dropbox",
     "dropbox-sign",
     "easypost",
+    "ebay",
     "elevenlabs",
+    "fusionauth",
     "generic-sha512-base64",
     "generic-sha512-hex",
     "gitea",
@@ -71,6 +78,7 @@ presets! {
     "gitlab",
     "gitlab-token",
     "gocardless",
+    "google-pubsub",
     "hub-sha1",
     "hub-sha512",
     "hubspot-v1",
@@ -85,11 +93,14 @@ presets! {
     "mailgun-form",
     "mandrill",
     "mercadopago",
+    "messagebird",
     "meta",
     "microsoft-graph",
     "modern-treasury",
     "mollie",
+    "monday",
     "mux",
+    "netlify",
     "notion",
     "okta",
     "onfido",
@@ -97,6 +108,7 @@ presets! {
     "paddle",
     "pagerduty",
     "paystack",
+    "plaid",
     "plivo-v2",
     "postmark",
     "razorpay",
@@ -115,6 +127,7 @@ presets! {
     "telegram",
     "tiktok",
     "trello",
+    "truelayer",
     "twilio",
     "twilio-form",
     "twilio-shared-key",
@@ -122,8 +135,10 @@ presets! {
     "twitter",
     "typeform",
     "vercel",
+    "vonage",
     "webflow",
     "wise",
+    "wix",
     "woocommerce",
     "workos",
     "xero",
@@ -143,7 +158,11 @@ pub struct Scheme {
     pub(crate) sig: SigRule,
     pub(crate) ts: Option<TsRule>,
     /// Where the request says what its body hashes to.
-    pub(crate) body_hash: Option<BodyHash>,
+    pub(crate) body_hash: Option<SaidHash>,
+    /// Where it says what the public URL hashes to.
+    pub(crate) url_hash: Option<SaidHash>,
+    /// Where it names the key.
+    pub(crate) key_id: Option<Place>,
     /// Texts that have to stand at places of the request.
     pub(crate) require: Vec<(Place, String)>,
     /// The body is a list of parts that are signed one by one, and all of them have to be.
@@ -168,6 +187,8 @@ pub(crate) enum Kind {
         /// What is signed, in the forms that there are of it; at least one.
         sign: Vec<Template>,
     },
+    /// By a token that is signed and says what else has to be right.
+    Jwt(Box<JwtRule>),
     /// The secret itself is in the request.
     Token,
     /// The secret is name and password of HTTP's basic authentication (RFC 7617).
@@ -302,6 +323,7 @@ impl Scheme {
             Kind::Signed { algorithm, .. } if algorithm.has_public_keys() => {
                 Key::public(self.key.decode_public(*algorithm, secret)?)
             }
+            Kind::Jwt(rule) => Key::tokens(TokenKey::read(rule, &self.key, secret)?),
             Kind::Signed { .. } | Kind::Token => Key::token(&self.key.decode(secret)?),
             Kind::Basic if secret.contains(':') => Key::token(&self.key.decode(secret)?),
             Kind::Basic => return Err("the secret is not of the form \"name:password\"".to_owned()),
@@ -312,7 +334,27 @@ impl Scheme {
     /// Whether the URL is part of what is signed: the source then needs a public URL.
     #[must_use]
     pub fn signs_url(&self) -> bool {
-        self.templates().iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Url(_))))
+        let in_sign = self.templates().iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Url(_))));
+        in_sign || self.url_hash.is_some()
+    }
+
+    /// Whether there is a time of the request to hold against the clock.
+    #[must_use]
+    pub fn has_time(&self) -> bool {
+        self.ts.is_some()
+            || matches!(&self.kind, Kind::Jwt(rule) if rule.need.iter().any(|name| name == "exp"))
+    }
+
+    /// Claims of which a source has to say what they must be.
+    pub fn asked_claims(&self) -> impl Iterator<Item = &str> {
+        let rule = self.jwt();
+        rule.into_iter().flat_map(|rule| &rule.ask).map(|ask| ask.name.as_str())
+    }
+
+    /// Whether requests are signed tokens.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.jwt().is_some()
     }
 
     /// Whether a timestamp is part of what is signed: without one, a captured request is good for ever.
@@ -419,7 +461,7 @@ impl Scheme {
 
     /// Headers that hold a signature or the token itself.
     pub(crate) fn signature_headers(&self) -> Vec<&HeaderName> {
-        self.sig.from.iter().filter_map(Place::header).collect()
+        self.sig.from.iter().filter_map(Place::header_around).collect()
     }
 
     /// All headers that the scheme reads; one may stand there twice.
@@ -431,6 +473,19 @@ impl Scheme {
 
     pub(crate) fn signs_id(&self) -> bool {
         signs_id(self.templates())
+    }
+
+    /// What is special to signed tokens.
+    pub(crate) fn jwt(&self) -> Option<&JwtRule> {
+        match &self.kind {
+            Kind::Jwt(rule) => Some(rule),
+            Kind::Signed { .. } | Kind::Token | Kind::Basic => None,
+        }
+    }
+
+    /// Where the signed token stands.
+    pub(crate) fn token_place(&self) -> Option<&TokenPlace> {
+        self.jwt().map(|rule| &rule.token)
     }
 
     /// Where the timestamp stands, if that is one header.
@@ -451,6 +506,7 @@ impl Kind {
     pub(crate) fn templates(&self) -> &[Template] {
         match self {
             Self::Signed { sign, .. } => sign,
+            Self::Jwt(rule) => &rule.sign,
             Self::Token | Self::Basic => &[],
         }
     }
@@ -458,6 +514,11 @@ impl Kind {
     /// The secret stands in the request as it is, so that what holds it must not be shown.
     pub(crate) fn sends_secret(&self) -> bool {
         matches!(self, Self::Token | Self::Basic)
+    }
+
+    /// What stands at the place of the signature lets whoever has it in until it expires, or for ever: it is not shown.
+    pub(crate) fn sends_pass(&self) -> bool {
+        matches!(self, Self::Jwt(_) | Self::Token | Self::Basic)
     }
 }
 
@@ -472,8 +533,10 @@ fn signs_id(sign: &[Template]) -> bool {
 
 fn signs_time(sign: &[Template], ts: &TsRule) -> bool {
     // A list of signed headers has to have the time in it.
-    let named = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Timestamp | Piece::Listed(_)));
-    let covered = |place: &Place| all_have(sign, |sign| covers(sign, place));
+    let named = |sign: &Template| {
+        sign.has(|piece| matches!(piece, Piece::Timestamp | Piece::Listed(_) | Piece::Lines(_)))
+    };
+    let covered = |place: &Place| place.in_token() || all_have(sign, |sign| covers(sign, place));
     all_have(sign, named) || matches!(&ts.from, TsFrom::Places(places) if places.iter().all(covered))
 }
 

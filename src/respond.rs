@@ -191,6 +191,8 @@ fn failed(code: Code) -> Verdict {
         | Code::SignedPartMissing
         | Code::SignedOtherwise
         | Code::BodyHashMismatch
+        | Code::UrlHashMismatch
+        | Code::ClaimMismatch
         | Code::BodyNotSigned
         | Code::HandshakeRefused
         | Code::HandshakeUnexpected => (StatusCode::UNAUTHORIZED, "refused"),

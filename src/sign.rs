@@ -3,7 +3,10 @@
 //! Invariant: what this makes, `verify` accepts and `identify` names as promised, since both read the scheme through
 //! the same code.
 
+mod token;
+
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::header::HeaderMap;
@@ -51,11 +54,33 @@ pub struct Signed {
 /// # Errors
 /// What is missing, in words for the person who wants to send.
 pub fn sign(scheme: &Scheme, key: &Key, draft: &Draft<'_>) -> Result<Signed, String> {
+    sign_for(scheme, key, draft, &BTreeMap::new())
+}
+
+/// As [`sign`], where the source wants claims of the token to say something.
+///
+/// # Errors
+/// As [`sign`].
+pub fn sign_for(
+    scheme: &Scheme,
+    key: &Key,
+    draft: &Draft<'_>,
+    claims: &BTreeMap<String, String>,
+) -> Result<Signed, String> {
     let mut headers = HeaderMap::new();
     add_id(scheme, draft, &mut headers)?;
     let time = add_time(scheme, draft, &mut headers)?;
     add_signed_headers(scheme, &mut headers)?;
-    add_signature(scheme, key, draft, time.as_deref(), &mut headers)?;
+    match &scheme.kind {
+        Kind::Jwt(rule) => {
+            let Place::Header(name) = &rule.token.place else {
+                return Err("the token of this scheme stands in the body: sign it there yourself".to_owned());
+            };
+            let claims = token::claims(scheme, rule, draft, claims)?;
+            add(&mut headers, name, &token::token(rule, key, claims)?)?;
+        }
+        _ => add_signature(scheme, key, draft, time.as_deref(), &mut headers)?,
+    }
     let id = resulting_id(scheme, draft, &headers)?;
     let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
     Ok(Signed { headers, id })
@@ -99,6 +124,7 @@ fn add_time(scheme: &Scheme, draft: &Draft<'_>, headers: &mut HeaderMap) -> Resu
                 add(headers, name, &text)?;
                 Ok(Some(text))
             }
+            Some(place) if place.in_token() => Ok(Some(text)),
             Some(place) => {
                 let found = parts(scheme, draft, headers).read(place).ok().flatten();
                 match found {
@@ -147,6 +173,7 @@ fn add_signature(
             let mac = mac(scheme, (*algorithm, sign), key, draft, time, headers)?;
             scheme.sig.encoding.encode(&mac)
         }
+        Kind::Jwt(_) => return Err("a token is no signature".to_owned()),
         Kind::Token => token_text(key)?,
         Kind::Basic => format!("Basic {}", TagEncoding::Base64.encode(token_text(key)?.as_bytes())),
     };
@@ -214,7 +241,7 @@ fn parts<'a>(scheme: &'a Scheme, draft: &Draft<'a>, headers: &'a HeaderMap) -> P
 
 fn resulting_id(scheme: &Scheme, draft: &Draft<'_>, headers: &HeaderMap) -> Result<Option<String>, String> {
     let target = (draft.method, draft.public_url, draft.path);
-    let parts = Parts::new(target, headers, draft.body, &scheme.event.pointers);
+    let parts = Parts::new(target, headers, draft.body, &scheme.event.pointers).with_token_of(scheme);
     let signed = scheme.signs_id().then_some(0);
     event_id(&scheme.event, signed, &parts, usize::MAX).map_err(|code| {
         let rules: Vec<&str> = scheme.id_rules().collect();
@@ -264,6 +291,7 @@ mod tests {
         let schemes = Scheme::preset_names().iter().map(|name| Scheme::preset(name).unwrap());
         let signs = |scheme: &Scheme| match &scheme.kind {
             Kind::Signed { algorithm, .. } => !algorithm.has_public_keys(),
+            Kind::Jwt(rule) => rule.has_hmac() && rule.sign.is_empty(),
             Kind::Token | Kind::Basic => true,
         };
         let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago";

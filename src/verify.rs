@@ -4,7 +4,9 @@
 //! The check is over the raw bytes, compares decoded signatures in constant time, reads no clock, does no I/O and
 //! has no way to panic. What decides (algorithm, labels, places) is the scheme's; nothing in the request chooses.
 
+mod chain;
 pub(crate) mod content;
+pub(crate) mod jwt;
 
 use std::borrow::Cow;
 
@@ -19,7 +21,7 @@ use crate::error::Code;
 use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Place;
 use crate::provider::signature::{
-    Algorithm, BodyHash, Hash, Labels, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
+    Algorithm, Hash, Labels, SaidHash, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
 };
 use crate::provider::template::Template;
 use crate::provider::{Every, Key, Kind, Scheme};
@@ -112,6 +114,9 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
 
 fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Checked, Code> {
     let scheme = source.scheme.as_ref();
+    if let Kind::Jwt(rule) = &scheme.kind {
+        return jwt::check(source, rule, parts, now).map(|key| (key, None));
+    }
     let texts = signature_texts(&scheme.sig, parts)?;
     let candidates = candidates(&scheme.sig, &texts)?;
     for (place, wanted) in &scheme.require {
@@ -130,10 +135,14 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
             let id = id.as_ref().map(|(_, text)| text.as_ref());
             let time_header = scheme.time_header();
             let inputs = Inputs { parts, time: time.as_deref(), id, secret: None, time_header };
-            let body_hash = body_hash(scheme.body_hash.as_ref(), parts)?;
-            let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash };
+            let body_hash = said_hash(scheme.body_hash.as_ref(), parts, &[parts.body]);
+            let body_hash = body_hash.or(Err(Code::BodyHashMismatch))?;
+            let key_id = key_id(scheme, parts)?;
+            let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash, key_id };
             signed.check(&source.keys, &scheme.sig, &candidates)?
         }
+        // Checked above, in another order.
+        Kind::Jwt(_) => return Err(Code::Internal),
         Kind::Token => check_token(&source.keys, candidates.iter().map(|text| text.as_bytes()))?,
         Kind::Basic => {
             let given: Vec<_> = candidates.iter().filter_map(|text| credentials(text)).collect();
@@ -271,18 +280,23 @@ enum Hashed {
     Right,
 }
 
-fn body_hash(rule: Option<&BodyHash>, parts: &Parts<'_>) -> Result<Hashed, Code> {
+/// Whether the request says what the pieces hash to; an error if it says something else.
+fn said_hash(rule: Option<&SaidHash>, parts: &Parts<'_>, pieces: &[&[u8]]) -> Result<Hashed, ()> {
     let Some(rule) = rule else { return Ok(Hashed::NotSaid) };
-    match parts.read(&rule.from) {
-        Ok(None) => Ok(Hashed::Absent),
-        Ok(Some(text)) => {
-            let said = rule.encoding.decode(&text, rule.hash);
-            let is = rule.hash.digest([parts.body]);
-            let right = said.is_some_and(|said| said.as_bytes().ct_eq(is.as_ref()).into());
-            if right { Ok(Hashed::Right) } else { Err(Code::BodyHashMismatch) }
-        }
-        Err(_) => Err(Code::BodyHashMismatch),
-    }
+    let Some(text) = parts.read(&rule.from).or(Err(()))? else { return Ok(Hashed::Absent) };
+    let said = rule.encoding.decode(&text, rule.hash);
+    let is = rule.hash.digest(pieces.iter().copied());
+    let right = said.is_some_and(|said| said.as_bytes().ct_eq(is.as_ref()).into());
+    if right { Ok(Hashed::Right) } else { Err(()) }
+}
+
+/// The name that the request has for the key.
+fn key_id<'a>(scheme: &Scheme, parts: &Parts<'a>) -> Result<Option<Cow<'a, str>>, Code> {
+    let Some(place) = &scheme.key_id else { return Ok(None) };
+    parts.read(place).map_err(|fault| match fault {
+        Fault::Twice => Code::HeaderRepeated,
+        Fault::Invalid | Fault::NotJson => Code::SignatureMalformed,
+    })
 }
 
 /// What was signed, in one of the forms that there are of it, and how.
@@ -291,6 +305,7 @@ struct Signed<'t, 'p> {
     sign: &'t [Template],
     inputs: Inputs<'t, 'p>,
     body_hash: Hashed,
+    key_id: Option<Cow<'t, str>>,
 }
 
 impl Signed<'_, '_> {
@@ -314,7 +329,8 @@ impl Signed<'_, '_> {
             Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => {
                 let signatures = decode_any(rule, candidates)?;
                 self.matching(keys, |key, content, matched| {
-                    let Some(key) = key.as_public() else { return };
+                    let id = self.key_id.as_deref();
+                    let Some(key) = key.as_public().filter(|key| key.may_be(id)) else { return };
                     let content = content.concat();
                     let verifies = |text: &Vec<u8>| key.verifies(self.algorithm, &content, text);
                     matched.add(u8::from(signatures.iter().any(verifies)).into());

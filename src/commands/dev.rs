@@ -1,5 +1,6 @@
 //! `hapax dev`: private Postgres and Redis, a demo source with a demo effect, and the gateway, in one command.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -281,6 +282,7 @@ fn demo_sender(config: &Config, running: &Running) -> Result<Sender, Exit> {
         scheme: Arc::clone(&source.scheme),
         key: key.clone(),
         public_url: None,
+        claims: BTreeMap::new(),
         target: Target::parse(&format!("http://{}/in/{SOURCE}", running.listen)).map_err(Exit::software)?,
         body: body.ok_or_else(|| Exit::software("the demo provider has no sample"))?.into(),
         id,

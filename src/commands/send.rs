@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::client::{Answer, Connection, Target, reachable};
 use super::{Exit, load, runtime, say};
 use crate::provider::{Key, Scheme};
-use crate::sign::{Draft, Signed, fresh_id, sign};
+use crate::sign::{Draft, Signed, fresh_id, sign_for};
 
 /// What to send, as whom, where to, how often.
 #[derive(Debug, clap::Args)]
@@ -79,6 +79,8 @@ pub struct Sender {
     pub key: Key,
     /// For schemes that sign the URL.
     pub public_url: Option<String>,
+    /// What claims of a token have to say.
+    pub claims: BTreeMap<String, String>,
     /// Where to.
     pub target: Target,
     /// The raw body.
@@ -102,11 +104,11 @@ pub struct Report {
 
 impl Sender {
     fn from_options(options: &Options) -> Result<Self, Exit> {
-        let (scheme, key, public_url, default_url) = match &options.source {
+        let Signer { scheme, key, public_url, claims, url } = match &options.source {
             Some(name) => of_source(options, name)?,
             None => of_provider(options)?,
         };
-        let url = options.url.clone().or(default_url);
+        let url = options.url.clone().or(url);
         let url = url.ok_or_else(|| Exit::settings("say where to send: --url http://host:port/in/SOURCE"))?;
         let target = Target::parse(&url).map_err(Exit::settings)?;
         let id = options.id.clone().unwrap_or_else(fresh_id);
@@ -114,7 +116,7 @@ impl Sender {
             Some(path) => read_body(path)?,
             None => sample(&scheme, &id, options.id.is_some())?,
         };
-        Ok(Self { scheme, key, public_url, target, body, id })
+        Ok(Self { scheme, key, public_url, claims, target, body, id })
     }
 
     /// Signs the event as of now.
@@ -130,11 +132,18 @@ impl Sender {
             id: Some(&self.id),
             now: jiff::Timestamp::now(),
         };
-        sign(&self.scheme, &self.key, &draft).map_err(Exit::settings)
+        sign_for(&self.scheme, &self.key, &draft, &self.claims).map_err(Exit::settings)
     }
 }
 
-type Signer = (Arc<Scheme>, Key, Option<String>, Option<String>);
+/// As whom, and where to if nothing else is said.
+struct Signer {
+    scheme: Arc<Scheme>,
+    key: Key,
+    public_url: Option<String>,
+    claims: BTreeMap<String, String>,
+    url: Option<String>,
+}
 
 fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
     let Some(path) = &options.config else { return Err(Exit::settings("--source needs --config FILE")) };
@@ -145,7 +154,13 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
     };
     let key = source.keys.first().ok_or_else(|| Exit::settings(format!("source {name:?} has no secret")))?;
     let url = format!("http://{}/in/{name}", reachable(config.server.listen));
-    Ok((Arc::clone(&source.scheme), key.clone(), source.public_url.clone(), Some(url)))
+    Ok(Signer {
+        scheme: Arc::clone(&source.scheme),
+        key: key.clone(),
+        public_url: source.public_url.clone(),
+        claims: source.claims.clone(),
+        url: Some(url),
+    })
 }
 
 fn of_provider(options: &Options) -> Result<Signer, Exit> {
@@ -167,7 +182,7 @@ fn of_provider(options: &Options) -> Result<Signer, Exit> {
     };
     let key = scheme.key(&secret).map_err(|error| Exit::settings(format!("the secret: {error}")))?;
     let public_url = options.url.as_deref().and_then(base_of).map(str::to_owned);
-    Ok((scheme, key, public_url, None))
+    Ok(Signer { scheme, key, public_url, claims: BTreeMap::new(), url: None })
 }
 
 /// `http://host:port` of a URL.

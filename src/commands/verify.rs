@@ -4,6 +4,7 @@
 mod explain;
 mod hints;
 mod request;
+mod token;
 mod vectors;
 
 use std::io::Read as _;

@@ -94,7 +94,7 @@ fn traits(scheme: &Scheme) -> Traits {
     let quirks = [
         (Quirk::SignsUrl, scheme.signs_url()),
         (Quirk::NeverDedupes, scheme.never_dedupes()),
-        (Quirk::Timeless, scheme.ts.is_none()),
+        (Quirk::Timeless, !scheme.has_time()),
         (Quirk::AnswersUrl, scheme.handshakes.need_url()),
     ];
     Traits {
@@ -120,6 +120,7 @@ pub(super) struct Draft {
     pub(super) name: Arc<str>,
     keys: Vec<Key>,
     handshake_secrets: BTreeMap<String, Key>,
+    claims: BTreeMap<String, String>,
     pub(super) public_url: Option<String>,
     scope: Arc<str>,
     pub(super) effect: Option<String>,
@@ -159,6 +160,7 @@ impl Reading {
             scheme: self.scheme?,
             keys: draft.keys,
             handshake_secrets: draft.handshake_secrets,
+            claims: draft.claims,
             public_url: draft.public_url,
             scope: draft.scope,
             effect,
@@ -253,6 +255,7 @@ fn read(
         name: name.into(),
         keys: keys(&mut table, secrets, scheme.as_deref()),
         handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
+        claims: claims(&mut table, scheme.as_deref()),
         public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
         scope: scope(&mut table),
         effect_parallel: effect_parallel(&mut table, effect.as_deref()),
@@ -350,6 +353,24 @@ fn handshake_secrets(
     for name in asked.iter().filter(|name| !found.contains_key(**name) && !table.failed(KEY)) {
         let message = format!("{name} is missing: without it, this provider's handshake is refused");
         table.warning(KEY, message);
+    }
+    found
+}
+
+/// `claims = { aud = "https://…" }`: without those that the scheme asks for, anybody's token of this provider would do.
+fn claims(table: &mut Table, scheme: Option<&Scheme>) -> BTreeMap<String, String> {
+    const KEY: &str = "claims";
+    let found: BTreeMap<_, _> =
+        table.named_texts(KEY).into_iter().map(|(name, text)| (name, text.value)).collect();
+    let Some(scheme) = scheme else { return found };
+    if !found.is_empty() && !scheme.has_token() {
+        table.error(KEY, "this provider's requests hold no signed token: drop it");
+    }
+    for name in scheme.asked_claims().filter(|name| !found.contains_key(*name)) {
+        if !table.failed(KEY) {
+            let why = "everybody who uses this provider has such tokens, and this tells yours from theirs";
+            table.missing(KEY, format!("{name:?} is missing: say what the claim has to be; {why}"));
+        }
     }
     found
 }

@@ -853,6 +853,22 @@ fn the_default_file_has_every_key() {
 }
 
 #[test]
+fn claims_are_asked_for_where_a_preset_asks() {
+    let said = |more: &str| {
+        let key = r#"{\"kty\":\"EC\",\"crv\":\"P-256\",\"x\":\"BxMVvsIV2Tgr123M0k8OSGJvk-8TNPii0sbPWPqP8Nw\",\"y\":\"_TiEPUCxglpopRtl6pD82YneeY7BlQnaxwiB04tF3EM\"}"#;
+        with_presets(&format!("source.a.secrets = \"{key}\"\n{more}"))
+    };
+    let ask = "[scheme.t]\nkind = \"jwt\"\nsig = { from = \"header:x\" }\nid = \"claim:/jti\"\n\
+               jwt = { algs = [\"ES256\"], ask = { aud = \"/aud\" } }";
+    let own = |claims: &str| said(&format!("source.a.provider = \"t\"\n{claims}\n{ask}"));
+    assert!(own("").contains("source.a.claims: \"aud\" is missing"), "{}", own(""));
+    assert!(!own("source.a.claims = { aud = \"me\", sub = \"x\" }").contains("error"));
+    assert!(own("source.a.claims = { aud = 7 }").contains("claims.aud: found a bare number"));
+    let told = with_presets("source.a.claims = { aud = \"me\" }\nsource.a.provider = \"github\"");
+    assert!(told.contains("source.a.claims: this provider's requests hold no signed token"), "{told}");
+}
+
+#[test]
 fn the_embedded_file_is_read_like_any_other() {
     let loaded = Config::parse("config/hapax.toml", DEFAULT_FILE, &env).unwrap();
     assert!(loaded.config.sources.is_empty());

@@ -14,6 +14,7 @@ use unicode_normalization::UnicodeNormalization as _;
 
 use super::public_key::PublicKey;
 use super::signature::{Algorithm, Hash};
+use super::token_key::TokenKey;
 use crate::settings::Table;
 
 /// Providers print secrets without padding and with stray low bits; their own libraries take both.
@@ -36,6 +37,7 @@ enum Inner {
     Hmac(hmac::Key),
     Token(Arc<[u8]>),
     Public(PublicKey),
+    Tokens(Arc<[TokenKey]>),
 }
 
 impl Key {
@@ -62,8 +64,24 @@ impl Key {
             }
             (Inner::Token(one), Inner::Token(two)) => one == two,
             (Inner::Public(one), Inner::Public(two)) => one == two,
-            (Inner::Hmac(_) | Inner::Token(_) | Inner::Public(_), _) => false,
+            (Inner::Tokens(one), Inner::Tokens(two)) => one == two,
+            (Inner::Hmac(_) | Inner::Token(_) | Inner::Public(_) | Inner::Tokens(_), _) => false,
         }
+    }
+
+    pub(crate) fn tokens(keys: Vec<TokenKey>) -> Self {
+        Self { inner: Inner::Tokens(keys.into()), note: None }
+    }
+
+    /// The same key under the name that a provider's requests have for it.
+    #[must_use]
+    pub fn named(self, id: &str) -> Self {
+        let inner = match self.inner {
+            Inner::Public(key) => Inner::Public(key.named(id)),
+            Inner::Tokens(keys) => Inner::Tokens(keys.iter().cloned().map(|key| key.named(id)).collect()),
+            inner => inner,
+        };
+        Self { inner, ..self }
     }
 
     /// The key, with what is odd about the secret that it was made of.
@@ -92,21 +110,29 @@ impl Key {
     pub(crate) fn as_hmac(&self) -> Option<&hmac::Key> {
         match &self.inner {
             Inner::Hmac(key) => Some(key),
-            Inner::Token(_) | Inner::Public(_) => None,
+            Inner::Token(_) | Inner::Public(_) | Inner::Tokens(_) => None,
         }
     }
 
     pub(crate) fn as_token(&self) -> Option<&[u8]> {
         match &self.inner {
             Inner::Token(bytes) => Some(bytes),
-            Inner::Hmac(_) | Inner::Public(_) => None,
+            Inner::Hmac(_) | Inner::Public(_) | Inner::Tokens(_) => None,
         }
     }
 
     pub(crate) fn as_public(&self) -> Option<&PublicKey> {
         match &self.inner {
             Inner::Public(key) => Some(key),
-            Inner::Hmac(_) | Inner::Token(_) => None,
+            Inner::Hmac(_) | Inner::Token(_) | Inner::Tokens(_) => None,
+        }
+    }
+
+    /// The keys for tokens that stand in one secret.
+    pub(crate) fn as_tokens(&self) -> &[TokenKey] {
+        match &self.inner {
+            Inner::Tokens(keys) => keys,
+            Inner::Hmac(_) | Inner::Token(_) | Inner::Public(_) => &[],
         }
     }
 }

@@ -1,15 +1,17 @@
-//! Where in a request a text stands, as the settings name it: `header:X-Id`, `json:/id`, `form:id`,
-//! `formjson:payload#/id`, `query:id`, `body:sha256`.
+//! Where in a request a text stands, as the settings name it: `header:X-Id`, `headerjson:X-Signature#/kid`,
+//! `json:/id`, `form:id`, `formjson:payload#/id`, `query:id`, `body:sha256`; in a token `claim:/jti`,
+//! `jose:/kid`.
 
 use std::fmt;
 
 use http::HeaderName;
 
-use crate::json::{Pointer, Pointers, Slot};
+use crate::json::{Found, Pointer, Pointers, Slot};
 
 /// The forms that a place can have, for messages.
-const FORMS: &str = "\"header:NAME\", \"json:/POINTER\", \"form:FIELD\", \"formjson:FIELD#/POINTER\", \
-                     \"query:NAME\" or \"body:sha256\"";
+const FORMS: &str = "\"header:NAME\", \"headerjson:NAME#/POINTER\", \"json:/POINTER\", \"form:FIELD\", \
+                     \"formjson:FIELD#/POINTER\", \"query:NAME\", \"claim:/POINTER\", \"jose:/POINTER\" or \
+                     \"body:sha256\"";
 
 /// One place in a request.
 #[derive(Debug)]
@@ -38,8 +40,55 @@ pub(crate) enum Place {
     },
     /// A parameter of the URL.
     Query(String),
+    /// A value in the JSON that a header holds in base64.
+    HeaderJson {
+        /// The header.
+        header: HeaderName,
+        /// Where in it.
+        inner: Inner,
+    },
+    /// A value in the token of a scheme of kind `jwt`.
+    Token {
+        /// In which part of it.
+        part: TokenPart,
+        /// Where in it. After the first, in the text that stands there, which is JSON itself.
+        steps: Vec<Inner>,
+    },
+    /// The whole body as text; only a token can be that.
+    Body,
     /// SHA-256 of the raw body, in hex.
     BodySha256,
+}
+
+/// Which part of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenPart {
+    /// Its header (JOSE).
+    Header,
+    /// Its claims.
+    Claims,
+}
+
+/// A pointer into JSON that stands somewhere inside of the request.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pointer: Pointer,
+    pointers: Pointers,
+    slot: Slot,
+}
+
+impl Inner {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut pointers = Pointers::default();
+        let pointer = Pointer::parse(text)?;
+        let slot = pointers.add(&pointer)?;
+        Ok(Self { pointer, pointers, slot })
+    }
+
+    /// What stands there; `None` if the bytes are no JSON.
+    pub(crate) fn find<'a>(&self, json: &'a [u8]) -> Option<Found<'a>> {
+        self.pointers.scan(json).get(self.slot)
+    }
 }
 
 impl Place {
@@ -60,6 +109,9 @@ impl Place {
             "form" => name(rest, text).map(Self::Form),
             "formjson" => form_json(rest, text),
             "query" => name(rest, text).map(Self::Query),
+            "headerjson" => header_json(rest, text),
+            "claim" => token(TokenPart::Claims, rest),
+            "jose" => token(TokenPart::Header, rest),
             "body" if rest == "sha256" => Ok(Self::BodySha256),
             _ => Err(format!("{text:?} names no place: give {FORMS}")),
         }
@@ -73,6 +125,28 @@ impl Place {
         }
     }
 
+    /// The header that the place is, or is in.
+    pub(crate) fn header_around(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) | Self::HeaderJson { header: name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The name of the claim that the place is, if it is a whole one.
+    pub(crate) fn claim_name(&self) -> Option<String> {
+        let Self::Token { part: TokenPart::Claims, steps } = self else { return None };
+        match steps.as_slice() {
+            [one] => one.pointer.only_key().map(str::to_owned),
+            _ => None,
+        }
+    }
+
+    /// Whether the place is in a token.
+    pub(crate) fn in_token(&self) -> bool {
+        matches!(self, Self::Token { .. })
+    }
+
     /// Whether both are the same place, whatever they were parsed with.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
@@ -82,7 +156,10 @@ impl Place {
             (Self::FormJson { field: a, pointer: x, .. }, Self::FormJson { field: b, pointer: y, .. }) => {
                 (a, x) == (b, y)
             }
-            (Self::BodySha256, Self::BodySha256) => true,
+            (Self::HeaderJson { header: a, inner: x }, Self::HeaderJson { header: b, inner: y }) => {
+                (a, &x.pointer) == (b, &y.pointer)
+            }
+            (Self::BodySha256, Self::BodySha256) | (Self::Body, Self::Body) => true,
             _ => false,
         }
     }
@@ -95,6 +172,7 @@ impl Place {
     /// Whether the place is in the body.
     pub(crate) fn in_body(&self) -> bool {
         matches!(self, Self::Json { .. } | Self::Form(_) | Self::FormJson { .. } | Self::BodySha256)
+            || matches!(self, Self::Body)
     }
 }
 
@@ -107,6 +185,13 @@ impl fmt::Display for Place {
             Self::Form(field) => write!(f, "form:{field}"),
             Self::FormJson { field, pointer, .. } => write!(f, "formjson:{field}#{pointer}"),
             Self::Query(name) => write!(f, "query:{name}"),
+            Self::HeaderJson { header, inner } => write!(f, "headerjson:{header}#{}", inner.pointer),
+            Self::Token { part, steps } => {
+                f.write_str(if *part == TokenPart::Claims { "claim:" } else { "jose:" })?;
+                let texts: Vec<String> = steps.iter().map(|step| step.pointer.to_string()).collect();
+                f.write_str(&texts.join("#"))
+            }
+            Self::Body => f.write_str("body"),
             Self::BodySha256 => f.write_str("body:sha256"),
         }
     }
@@ -128,6 +213,21 @@ fn form_json(rest: &str, whole: &str) -> Result<Place, String> {
     let pointer = Pointer::parse(pointer)?;
     let slot = pointers.add(&pointer)?;
     Ok(Place::FormJson { field: name(field, whole)?, pointer, pointers, slot })
+}
+
+fn header_json(rest: &str, whole: &str) -> Result<Place, String> {
+    let (name, pointer) = rest
+        .split_once('#')
+        .ok_or_else(|| format!("{whole:?} lacks \"#\": write \"headerjson:NAME#/POINTER\""))?;
+    Ok(Place::HeaderJson { header: header(name)?, inner: Inner::parse(pointer)? })
+}
+
+/// `#` stands between a pointer and one into the JSON that is the text there.
+fn token(part: TokenPart, rest: &str) -> Result<Place, String> {
+    if rest.is_empty() {
+        return Err("the whole token is no text: give a pointer into it, e.g. \"claim:/jti\"".to_owned());
+    }
+    Ok(Place::Token { part, steps: rest.split('#').map(Inner::parse).collect::<Result<_, _>>()? })
 }
 
 /// A rule that gives one text: the texts of all its places, joined with `:`.

@@ -9,9 +9,10 @@ use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
 use super::handshake::Handshakes;
+use super::jwt::JwtRule;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
-use super::signature::{Algorithm, BodyHash, Hash, SigRule, TsFrom, TsRule};
+use super::signature::{Algorithm, Hash, SaidHash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
 use super::{
     BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, all_have, covers, signs_id, signs_time,
@@ -29,6 +30,7 @@ enum KindName {
     RsaPkcs1,
     Token,
     Basic,
+    Jwt,
 }
 
 impl KindName {
@@ -40,6 +42,7 @@ impl KindName {
         ("ed25519", Self::Ed25519),
         ("ecdsa-p256", Self::EcdsaP256),
         ("rsa-pkcs1", Self::RsaPkcs1),
+        ("jwt", Self::Jwt),
     ];
 
     fn algorithm(self, hash: Hash) -> Option<Algorithm> {
@@ -49,7 +52,7 @@ impl KindName {
             Self::Ed25519 => Some(Algorithm::Ed25519),
             Self::EcdsaP256 => Some(Algorithm::EcdsaP256(hash)),
             Self::RsaPkcs1 => Some(Algorithm::RsaPkcs1(hash)),
-            Self::Token | Self::Basic => None,
+            Self::Token | Self::Basic | Self::Jwt => None,
         }
     }
 }
@@ -64,7 +67,9 @@ impl Scheme {
         let key = table.table("key").map(KeyRule::read).unwrap_or_default();
         let sig = read_sig(&mut table, kind.as_ref(), &mut signed);
         let ts = table.table("ts").and_then(|ts| TsRule::read(ts, &mut signed));
-        let body_hash = table.table("body_hash").and_then(|rule| BodyHash::read(rule, &mut signed));
+        let body_hash = table.table("body_hash").and_then(|rule| SaidHash::read(rule, &mut signed));
+        let url_hash = table.table("url_hash").and_then(|rule| SaidHash::read(rule, &mut signed));
+        let key_id = read_key_id(&mut table, &mut signed);
         let require = read_require(&mut table, &mut signed);
         let every = Every::read(&mut table);
         let batch = table.table("batch").map(BatchRules::read);
@@ -78,9 +83,17 @@ impl Scheme {
             return None;
         };
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
-        facts.id_signed = id_signed.unwrap_or_else(|| covers_ids(&kind, &event, batch.is_some()));
+        let hashes = [body_hash.as_ref(), url_hash.as_ref()];
+        let others =
+            require.iter().map(|(place, _)| place).chain(hashes.into_iter().flatten().map(|hash| &hash.from));
+        let others: Vec<&Place> = others.chain(&key_id).collect();
+        check_tokens(&table, &kind, ts.as_ref(), &others, &event);
+        facts.id_signed = id_signed.unwrap_or_else(|| {
+            let bound = matches!(kind, Kind::Jwt(_)) && body_hash.is_some();
+            covers_ids(&kind, &event, batch.is_some(), bound)
+        });
         table.finish();
-        let once = once(&kind, &sig, ts.as_ref(), &require, &event);
+        let once = once(&kind, &sig, ts.as_ref(), &others, &event);
         let name = name.to_owned();
         Some(Self {
             name,
@@ -90,6 +103,8 @@ impl Scheme {
             sig,
             ts,
             body_hash,
+            url_hash,
+            key_id,
             require,
             every,
             signed,
@@ -110,6 +125,10 @@ fn read_kind(table: &mut Table, signed: &mut Pointers) -> Option<Kind> {
     }
     match name {
         Some(KindName::Token) => Some(read_unsigned(table, "token", Kind::Token)),
+        Some(KindName::Jwt) => {
+            let sign = read_templates(table, signed);
+            JwtRule::read(table, sign?).map(|rule| Kind::Jwt(Box::new(rule)))
+        }
         Some(KindName::Basic) => Some(read_unsigned(table, "basic", Kind::Basic)),
         Some(name) => read_signed(table, name, signed),
         None => skip_kind(table),
@@ -123,13 +142,22 @@ fn read_signed(table: &mut Table, name: KindName, signed: &mut Pointers) -> Opti
         table.error("hash", "means nothing with kind = \"ed25519\": drop it");
     }
     let algorithm = name.algorithm(hash?)?;
-    if algorithm.has_public_keys() && algorithm.verification().is_none() {
+    if !algorithm.is_known() {
         table.error("hash", "is not available with this kind: use \"sha256\"");
     }
-    let texts = table.texts("sign").unwrap_or_default();
-    if texts.is_empty() {
+    let sign = read_templates(table, signed);
+    if !table.has("sign") || sign.as_ref().is_some_and(Vec::is_empty) {
         table.error("sign", "is missing: the template of the signed bytes, e.g. \"{ts}.{body}\"");
+        return None;
     }
+    let kind = Kind::Signed { algorithm, sign: sign? };
+    check_secret(table, &kind, algorithm);
+    Some(kind)
+}
+
+/// What is signed, in the forms that there are of it; none if the scheme does not say.
+fn read_templates(table: &mut Table, signed: &mut Pointers) -> Option<Vec<Template>> {
+    let texts = table.texts("sign").unwrap_or_default();
     if texts.len() > FORMS_MAX {
         table.error("sign", format!("{} forms, and {FORMS_MAX} are the limit", texts.len()));
     }
@@ -140,10 +168,18 @@ fn read_signed(table: &mut Table, name: KindName, signed: &mut Pointers) -> Opti
             Err(message) => table.error("sign", message),
         }
     }
-    let complete = !sign.is_empty() && sign.len() == texts.len();
-    let kind = Kind::Signed { algorithm, sign };
-    check_secret(table, &kind, algorithm);
-    complete.then_some(kind)
+    (sign.len() == texts.len()).then_some(sign)
+}
+
+/// `key_id = "headerjson:X-Signature#/kid"`
+fn read_key_id(table: &mut Table, signed: &mut Pointers) -> Option<Place> {
+    match table.text("key_id").map(|text| Place::parse(&text, signed))? {
+        Ok(place) => Some(place),
+        Err(message) => {
+            table.error("key_id", message);
+            None
+        }
+    }
 }
 
 /// A plain hash proves nothing unless the secret is in it, and no other signature needs the secret there.
@@ -162,11 +198,12 @@ fn check_secret(table: &Table, kind: &Kind, algorithm: Algorithm) {
 fn skip_kind(table: &mut Table) -> Option<Kind> {
     table.text("hash");
     table.texts("sign");
+    table.table("jwt");
     None
 }
 
 fn read_unsigned(table: &mut Table, name: &str, kind: Kind) -> Kind {
-    for key in ["hash", "sign", "body_hash"] {
+    for key in ["hash", "sign", "body_hash", "url_hash", "key_id"] {
         if table.has(key) {
             let message = format!("means nothing with kind = {name:?}, which signs nothing: drop it");
             table.error(key, message);
@@ -178,6 +215,13 @@ fn read_unsigned(table: &mut Table, name: &str, kind: Kind) -> Kind {
 
 /// Basic authentication has its place.
 fn read_sig(table: &mut Table, kind: Option<&Kind>, signed: &mut Pointers) -> Option<SigRule> {
+    if let Some(Kind::Jwt(rule)) = kind {
+        return SigRule::of_token(rule, signed);
+    }
+    if kind.is_none() && table.has("jwt") {
+        // What is wrong with it was said.
+        return None;
+    }
     if matches!(kind, Some(Kind::Basic)) && !table.has("sig") {
         return Some(SigRule::of_header(http::header::AUTHORIZATION));
     }
@@ -379,6 +423,22 @@ fn check_relations(table: &Table, kind: &Kind, sig: &SigRule, ts: Option<&TsRule
     check_templates(table, kind.templates(), ts, event);
 }
 
+/// Places in a token are for schemes that have one, and no other kind has the table.
+fn check_tokens(table: &Table, kind: &Kind, ts: Option<&TsRule>, others: &[&Place], event: &EventRules) {
+    if matches!(kind, Kind::Jwt(_)) {
+        if kind.templates().iter().any(|sign| sign.has(|piece| matches!(piece, Piece::Secret))) {
+            table.error("sign", "{secret} is for kind = \"hash\": other kinds use the secret as the key");
+        }
+        return;
+    }
+    let times = ts.map_or(&[] as &[Place], TsRule::places);
+    let rules = [&event.ids, &event.types, &event.times].into_iter().flatten().flat_map(|rule| &rule.places);
+    let signed = kind.templates().iter().flat_map(Template::places);
+    if others.iter().copied().chain(times).chain(rules).chain(signed).any(Place::in_token) {
+        table.error("kind", "claim: and jose: are places in a token: they need kind = \"jwt\"");
+    }
+}
+
 fn check_templates(table: &Table, sign: &[Template], ts: Option<&TsRule>, event: &EventRules) {
     if sign.is_empty() {
         return;
@@ -413,12 +473,16 @@ fn check_templates(table: &Table, sign: &[Template], ts: Option<&TsRule>, event:
     }
 }
 
-fn covers_ids(kind: &Kind, event: &EventRules, batch: bool) -> bool {
+/// `bound`: the signature covers the body by its hash.
+fn covers_ids(kind: &Kind, event: &EventRules, batch: bool, bound: bool) -> bool {
     let sign = kind.templates();
     if batch {
-        return all_have(sign, Template::has_body);
+        return bound || all_have(sign, Template::has_body);
     }
-    let covered = |rule: &Rule| rule.places.iter().all(|place| all_have(sign, |sign| covers(sign, place)));
+    let place_covered = |place: &Place| {
+        place.in_token() || (bound && place.in_body()) || all_have(sign, |sign| covers(sign, place))
+    };
+    let covered = |rule: &Rule| rule.places.iter().all(place_covered);
     signs_id(sign) || (!event.ids.is_empty() && event.ids.iter().all(covered))
 }
 
@@ -426,16 +490,12 @@ fn once(
     kind: &Kind,
     sig: &SigRule,
     ts: Option<&TsRule>,
-    require: &[(Place, String)],
+    others: &[&Place],
     event: &EventRules,
 ) -> Vec<HeaderName> {
     let signatures = sig.from.iter().filter(|_| !sig.repeat);
-    let times = ts.map_or(&[] as &[Place], |ts| match &ts.from {
-        TsFrom::Places(places) => places,
-        TsFrom::Label(_) => &[],
-    });
-    let required = require.iter().map(|(place, _)| place);
-    let places = signatures.chain(times).chain(required).filter_map(Place::header);
+    let times = ts.map_or(&[] as &[Place], TsRule::places);
+    let places = signatures.chain(times).chain(others.iter().copied()).filter_map(Place::header_around);
     let signed = kind.templates().iter().flat_map(Template::headers);
     let ids = event.ids.iter().filter(|_| signs_id(kind.templates())).filter_map(Rule::header);
     let mut unique: Vec<HeaderName> = Vec::new();

@@ -104,6 +104,11 @@ impl Algorithm {
             Self::EcdsaP256(_) | Self::Hmac(_) | Self::Hash(_) => None,
         }
     }
+
+    /// Whether there is a way to verify such signatures.
+    pub(crate) fn is_known(self) -> bool {
+        !self.has_public_keys() || self.verification().is_some() || self == Self::EcdsaP256(Hash::Sha1)
+    }
 }
 
 /// How a signature is written.
@@ -291,16 +296,16 @@ fn places(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Opti
 }
 
 /// `body_hash = { from, hash, encoding }`: where a request says what its body hashes to. Where what is signed lacks the
-/// body and holds this, the body is signed all the same.
+/// body and holds this, the body is signed all the same. `url_hash` is the same of the public URL.
 #[derive(Debug)]
-pub(crate) struct BodyHash {
+pub(crate) struct SaidHash {
     pub(crate) from: Place,
     pub(crate) hash: Hash,
     pub(crate) encoding: TagEncoding,
 }
 
-impl BodyHash {
-    /// Reads the table `body_hash`.
+impl SaidHash {
+    /// Reads the table `body_hash` or `url_hash`.
     pub(crate) fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
         let from = places(&mut table, "from", pointers).unwrap_or_default();
         if from.len() != 1 {
@@ -336,6 +341,14 @@ pub(crate) enum TsFrom {
 }
 
 impl TsRule {
+    /// The places where it may stand.
+    pub(crate) fn places(&self) -> &[Place] {
+        match &self.from {
+            TsFrom::Places(places) => places,
+            TsFrom::Label(_) => &[],
+        }
+    }
+
     /// Reads the table `ts`.
     pub(crate) fn read(mut table: Table, pointers: &mut Pointers) -> Option<Self> {
         let texts = table.texts("from");

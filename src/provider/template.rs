@@ -6,10 +6,10 @@ use crate::json::Pointers;
 use crate::provider::place::Place;
 
 /// The names that may stand in braces, for messages.
-const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {path_escaped}, {url}, {url_base}, {url_with_port}, \
+const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {path_escaped}, {path_slash}, {url}, {url_base}, {url_with_port}, \
                      {url_without_port}, {url_unescaped}, {form_sorted}, {crc32}, {secret}, {listed:header:NAME}, \
-                     {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER} and \
-                     {lower:…} or {line:…} around one of the last five";
+                     {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER}, \
+                     {claim:/POINTER}, {jose:/POINTER} and {lower:…}, {line:…} or {lines:…} around one of the last seven";
 
 /// One part of the signed bytes.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub(crate) enum Piece {
     Path,
     /// Path and query, the query escaped as one value, and what that gives escaped as a URL.
     PathEscaped,
+    /// The path without the query, with a slash put to its end, or taken from it.
+    PathSlash,
     /// The public URL.
     Url(UrlForm),
     /// Names and values of a form body's fields, sorted, each pair once, with nothing between.
@@ -40,6 +42,8 @@ pub(crate) enum Piece {
     Secret,
     /// `name:value` of each header that the named header lists, joined with `;`.
     Listed(HeaderName),
+    /// `Name: value` and a line break for each header that the text at a place lists.
+    Lines(Place),
     /// The text at a place.
     Text(Place),
     /// The text at a place, in lower case.
@@ -144,7 +148,7 @@ impl Piece {
     /// The place that it is the text of.
     pub(crate) fn place(&self) -> Option<&Place> {
         match self {
-            Self::Text(place) | Self::Lower(place) | Self::Line(place) => Some(place),
+            Self::Text(place) | Self::Lower(place) | Self::Line(place) | Self::Lines(place) => Some(place),
             _ => None,
         }
     }
@@ -194,6 +198,7 @@ fn piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
         "method" => Piece::Method,
         "path" => Piece::Path,
         "path_escaped" => Piece::PathEscaped,
+        "path_slash" => Piece::PathSlash,
         "url" => Piece::Url(UrlForm::Whole),
         "url_base" => Piece::Url(UrlForm::Base),
         "url_with_port" => Piece::Url(UrlForm::WithPort),
@@ -210,6 +215,7 @@ fn place_piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
     match name.split_once(':') {
         Some(("lower", inner)) => place(inner, name, pointers).map(Piece::Lower),
         Some(("line", inner)) => place(inner, name, pointers).map(Piece::Line),
+        Some(("lines", inner)) => place(inner, name, pointers).map(Piece::Lines),
         Some(("listed", inner)) => match place(inner, name, pointers)? {
             Place::Header(header) => Ok(Piece::Listed(header)),
             _ => Err(format!("{{{name}}} must be a header that lists headers: {{listed:header:NAME}}")),

@@ -71,6 +71,23 @@ impl<'t> Inputs<'t, '_> {
         Ok(text)
     }
 
+    /// `Name: value` and a line break for each listed header in the order of the list and with the names as they stand
+    /// there, each header there exactly once; none for an empty list.
+    fn lines(self, list: &str) -> Result<String, Code> {
+        let names: Vec<&str> = if list.is_empty() { Vec::new() } else { list.split(',').collect() };
+        let lacks =
+            |wanted: &HeaderName| !names.iter().any(|name| name.eq_ignore_ascii_case(wanted.as_str()));
+        if names.len() > LISTED_MAX || self.time_header.is_some_and(lacks) {
+            return Err(Code::SignedPartMissing);
+        }
+        let mut text = String::new();
+        for name in names {
+            let value = one_header(self.parts, name)?;
+            writeln!(text, "{name}: {value}").or(Err(Code::Internal))?;
+        }
+        Ok(text)
+    }
+
     /// Whether nothing stands at one of the places.
     fn lacks_one(self, pieces: &[Piece]) -> Result<bool, Code> {
         for place in pieces.iter().filter_map(Piece::place) {
@@ -92,6 +109,7 @@ impl<'t> Inputs<'t, '_> {
             Piece::Method => Cow::Borrowed(parts.method.as_str().as_bytes()),
             Piece::Path => Cow::Borrowed(parts.path.as_bytes()),
             Piece::PathEscaped => Cow::Owned(path_escaped(parts.path)?.into_bytes()),
+            Piece::PathSlash => Cow::Owned(path_slash(parts.path).into_bytes()),
             Piece::Url(form) => {
                 let base = parts.public_url.ok_or(Code::SignedPartMissing)?;
                 let (base, path) = url(*form, base, parts.path);
@@ -102,6 +120,7 @@ impl<'t> Inputs<'t, '_> {
             Piece::Crc32 => Cow::Owned(crc32fast::hash(parts.body).to_string().into_bytes()),
             Piece::Secret => Cow::Borrowed(self.secret.ok_or(Code::SignedPartMissing)?),
             Piece::Listed(name) => Cow::Owned(self.listed(name)?.into_bytes()),
+            Piece::Lines(place) => Cow::Owned(self.lines(&there(parts, place)?)?.into_bytes()),
             Piece::Text(place) => to_bytes(there(parts, place)?),
             Piece::Lower(place) => Cow::Owned(there(parts, place)?.to_lowercase().into_bytes()),
             Piece::Line(place) => to_bytes(line(parts, place)?),
@@ -111,6 +130,12 @@ impl<'t> Inputs<'t, '_> {
         content.push(bytes);
         Ok(())
     }
+}
+
+/// The public URL with path and query as received.
+pub(super) fn url_text(parts: &Parts<'_>) -> Result<String, Code> {
+    let base = parts.public_url.ok_or(Code::SignedPartMissing)?;
+    Ok(format!("{base}{}", parts.path))
 }
 
 fn read<'t>(parts: &Parts<'t>, place: &Place) -> Result<Option<Cow<'t, str>>, Code> {
@@ -213,6 +238,11 @@ fn path_escaped(path: &str) -> Result<String, Code> {
         None => path.to_owned(),
     };
     Ok(utf8_percent_encode(&whole, URI).to_string())
+}
+
+fn path_slash(path: &str) -> String {
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    path.strip_suffix('/').map_or_else(|| format!("{path}/"), str::to_owned)
 }
 
 /// `:/?@!$'()*,;` may stand in a URL escaped or as they are.

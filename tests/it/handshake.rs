@@ -6,7 +6,7 @@ use hapax::dev::PostgresOptions;
 use http::Method;
 
 use crate::harness::client::{Answer, Client};
-use crate::harness::gateway::{Gateway, Start};
+use crate::harness::gateway::Gateway;
 use crate::harness::scene::{SECRET, Scene, signed_as};
 use crate::harness::stores::private_postgres;
 
@@ -325,7 +325,8 @@ fn all_overrides() -> Vec<String> {
         "ebay",
     ];
     let source = |name: &str| {
-        [format!("source.{name}.provider = \"{name}\""), format!("source.{name}.secrets = \"{SECRET}\"")]
+        let secret = if name == "ebay" { PUBLIC_KEY } else { SECRET };
+        [format!("source.{name}.provider = \"{name}\""), format!("source.{name}.secrets = \"{secret}\"")]
     };
     let more = [
         "source.braintree.handshake_secrets = { public_key = \"a_public_key\" }",
@@ -335,12 +336,14 @@ fn all_overrides() -> Vec<String> {
     overrides().into_iter().chain(all).collect()
 }
 
+/// Of nobody: the base point of P-256 (SEC 2), whose private key is 1.
+const PUBLIC_KEY: &str = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q==";
+
 /// A gateway with a source for each handshake.
 async fn gateway_of_all(scene: &Scene) -> Result<Gateway> {
     let overrides = all_overrides();
     let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
-    let schemes = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/handshakes.toml");
-    Start::new(scene.settings(&overrides, &std::fs::read_to_string(schemes)?)).start().await
+    scene.gateway(&overrides).await
 }
 
 async fn come(client: &mut Client, come: Come) -> Result<Answer> {

@@ -27,4 +27,5 @@ mod sdk;
 mod stop;
 mod tiers;
 mod tls;
+mod token;
 mod verify;

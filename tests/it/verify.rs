@@ -248,6 +248,57 @@ fn another_public_url_is_found() -> Result<()> {
     Ok(())
 }
 
+/// Settings, request, time, exit code, and what is told.
+type Case<'a> = (&'a str, &'a [u8], i64, i32, &'a [&'a str]);
+
+#[test]
+fn the_claim_that_is_wrong_is_told_and_the_token_is_not() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let url = "https://outer.example";
+    let config = settings(folder.path(), "messagebird", &format!("public_url = \"{url}\""))?;
+    let right = request("messagebird", Some(url), BODY)?;
+    let changed = String::from_utf8(right.clone())?.replace("evt_1", "evt_2").into_bytes();
+    let elsewhere = request("messagebird", Some("http://inner.example"), BODY)?;
+    let asking = tempfile::tempdir()?;
+    let asking =
+        settings(asking.path(), "messagebird", &format!("public_url = \"{url}\"\nclaims.aud = \"me\""))?;
+    let cases: [Case<'_>; 6] = [
+        (
+            &config,
+            &right,
+            NOW,
+            0,
+            &["accepted    an event", "event id    id-1", "HS256, names no key", "1 matches"],
+        ),
+        (&config, &right, NOW + 61, 1, &["timestamp_stale", "exp: ended 1 s before the clock", "1 matches"]),
+        (&config, &right, NOW - 2, 1, &["timestamp_future", "nbf: begins 2 s after the clock", "leeway 1 s"]),
+        (&config, &changed, NOW, 1, &["body_hash_mismatch", "claim:/iss has to be \"MessageBird\": it is"]),
+        (
+            &config,
+            &elsewhere,
+            NOW,
+            1,
+            &["url_hash_mismatch", "matches if public_url is \"http://inner.example\""],
+        ),
+        (
+            &asking,
+            &right,
+            NOW,
+            1,
+            &["claim_mismatch", "aud is not what the source's claims want", "one of them matches"],
+        ),
+    ];
+    for (config, request, now, code, parts) in cases {
+        let output = verify(config, now, request)?;
+        assert_eq!(output.code, Some(code), "{}", output.out);
+        for part in parts {
+            assert!(output.out.contains(part), "no {part:?} in {}", output.out);
+        }
+        assert!(!output.out.contains("eyJ"), "the token is shown: {}", output.out);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_handshake_is_told_without_its_secret() -> Result<()> {
     let folder = tempfile::tempdir()?;

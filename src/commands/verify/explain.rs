@@ -12,6 +12,7 @@ use jiff::Timestamp;
 
 use super::hints::hints;
 use super::request::Raw;
+use super::token;
 use crate::body::Received;
 use crate::challenge::{self, Reply, Unsigned};
 use crate::claim::redis_key;
@@ -40,7 +41,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    fn line(&mut self, label: &str, text: impl AsRef<str>) {
+    pub(super) fn line(&mut self, label: &str, text: impl AsRef<str>) {
         self.lines.push(format!("{label:<11} {}", text.as_ref()));
     }
 }
@@ -176,7 +177,7 @@ fn tell_request(told: &mut Told, received: &Received) {
 
 /// Path and query; the query only where it can hold no secret.
 fn target(scheme: &Scheme, path: &str) -> String {
-    let secret = scheme.kind.sends_secret() || scheme.handshake_secrets().next().is_some();
+    let secret = scheme.kind.sends_pass() || scheme.handshake_secrets().next().is_some();
     match path.split_once('?') {
         Some((path, query)) if secret => format!("{}?({} bytes, not shown)", capped(path), query.len()),
         _ => capped(path),
@@ -198,6 +199,9 @@ fn tell_signature(told: &mut Told, received: &Received, now: Timestamp) {
             told.line("candidate", format!("{}{unfit}", capped(candidate)));
         }
     }
+    if let Some(rule) = scheme.jwt() {
+        token::tell(told, &received.source, rule, &parts, now);
+    }
     let time = tell_time(told, received, &parts, &texts, now);
     let id = scheme.signs_id().then(|| verify::signed_id(scheme, &parts).ok()).flatten();
     for sign in scheme.templates() {
@@ -209,7 +213,7 @@ fn tell_signature(told: &mut Told, received: &Received, now: Timestamp) {
 
 /// What stands at a place of the signature. A token is a secret: only its length is told.
 fn found(place: &Place, parts: &Parts<'_>, scheme: &Scheme) -> String {
-    let token = scheme.kind.sends_secret();
+    let token = scheme.kind.sends_pass();
     let shape = |text: &str| if token { format!("{} bytes, not shown", text.len()) } else { capped(text) };
     let texts: Vec<String> = match place {
         Place::Header(name) => {
@@ -304,6 +308,9 @@ fn tell_secrets(told: &mut Told, source: &Source, key: Option<usize>, verdict: &
         (None, Verdict::Refused(code)) => *code == Code::SignatureMismatch,
         (None, _) => false,
     };
+    if key.is_none() && is_signed(source, verdict) {
+        return told.line("secret", "one of them matches");
+    }
     for index in 0..source.keys.len() {
         let matches = match (tried, key) {
             (false, _) => "not tried",
@@ -312,6 +319,12 @@ fn tell_secrets(told: &mut Told, source: &Source, key: Option<usize>, verdict: &
         };
         told.line("secret", format!("{index} {matches}"));
     }
+}
+
+/// What a token says is looked at only after its signature was found right.
+fn is_signed(source: &Source, verdict: &Verdict) -> bool {
+    let after = [Code::ClaimMismatch, Code::BodyHashMismatch, Code::UrlHashMismatch, Code::BodyNotSigned];
+    source.scheme.has_token() && matches!(verdict, Verdict::Refused(code) if after.contains(code))
 }
 
 fn tell_event(told: &mut Told, event: &Event, tier: &FastTier) {
@@ -331,7 +344,8 @@ fn shown(bytes: &[u8]) -> String {
     format!("\"{}\"{more}", head.escape_ascii())
 }
 
-fn capped(text: &str) -> String {
+/// A text of the request, so that a terminal shows it and does nothing else.
+pub(super) fn capped(text: &str) -> String {
     let head: String = text.chars().take(TEXT_MAX).collect();
     let more = if head.len() < text.len() { "…" } else { "" };
     format!("{}{more}", head.escape_debug())

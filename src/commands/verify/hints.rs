@@ -21,7 +21,12 @@ const SIGNATURE_WORDS: [&str; 6] = ["sig", "hmac", "hub", "token", "digest", "au
 /// What to look at, in the order of how likely it is.
 pub(super) fn hints(received: &Received, code: Code, now: Timestamp) -> Vec<String> {
     match code {
-        Code::SignatureMismatch => mismatch(received, now),
+        Code::SignatureMismatch => {
+            mismatch(received, now, "another secret, or bytes that were changed on the way")
+        }
+        Code::BodyHashMismatch | Code::UrlHashMismatch => {
+            mismatch(received, now, "it is signed for another request, or bytes were changed on the way")
+        }
         Code::SignatureMissing => look_alikes(received),
         Code::SignatureMalformed => malformed(received),
         Code::HeaderRepeated => repeated(received),
@@ -35,7 +40,7 @@ pub(super) fn hints(received: &Received, code: Code, now: Timestamp) -> Vec<Stri
     }
 }
 
-fn mismatch(received: &Received, now: Timestamp) -> Vec<String> {
+fn mismatch(received: &Received, now: Timestamp, otherwise: &str) -> Vec<String> {
     let mut hints = Vec::new();
     let tried = bodies(&received.body).into_iter().chain(urls(received));
     for (what, body, public_url) in tried {
@@ -52,8 +57,7 @@ fn mismatch(received: &Received, now: Timestamp) -> Vec<String> {
         hints.extend(key.note().map(|note| format!("secret {index} {note}")));
     }
     if hints.is_empty() {
-        let told = "another secret, or bytes that were changed on the way: a proxy that decodes or re-encodes the body";
-        hints.push(told.to_owned());
+        hints.push(format!("{otherwise}: a proxy that decodes or re-encodes the body"));
     }
     hints
 }

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
+pub use crate::provider::Ack;
 use crate::provider::{Key, Scheme};
 
 /// The complete default, with every key, its unit and its meaning.
@@ -282,7 +283,7 @@ pub struct Source {
     pub deadline: Duration,
     /// `headers = ["..."]`: kept with the event, lower case; never one that carries a secret.
     pub headers: Vec<http::HeaderName>,
-    /// `ack = { status = 200, body = "", type = "text/plain" }`
+    /// `ack = { status = 200, body = "", type = "text/plain", reject = 401, … }`; what it leaves out is the scheme's.
     pub ack: Ack,
 }
 
@@ -290,7 +291,7 @@ impl Source {
     /// A source with nothing but a name, a scheme and keys; everything else is what the settings default to.
     #[must_use]
     pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
-        let ack = Ack { status: http::StatusCode::OK, body: bytes::Bytes::new(), content_type: None };
+        let ack = scheme.ack.clone();
         Self {
             name: name.into(),
             scheme,
@@ -375,15 +376,4 @@ pub enum Tolerance {
     Off,
     /// Both ways, inclusive.
     Within(Duration),
-}
-
-/// The answer that counts as success at this provider.
-#[derive(Debug, Clone)]
-pub struct Ack {
-    /// 200..=299.
-    pub status: http::StatusCode,
-    /// Body.
-    pub body: bytes::Bytes,
-    /// Content type, if there is a body.
-    pub content_type: Option<http::HeaderValue>,
 }

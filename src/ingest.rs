@@ -163,14 +163,15 @@ impl Gateway {
         respond::respond(source.as_deref(), &result, self.server.retry_after)
     }
 
-    /// Finds the source that the path names, and whether it takes such a request at all.
-    fn admit(&self, head: &Parts, found: &mut Option<Arc<Source>>) -> Result<Arc<Source>, Failure> {
+    /// The source that the path names.
+    fn source_of(&self, head: &Parts) -> Option<&Arc<Source>> {
+        head.uri.path().strip_prefix("/in/").and_then(|name| self.sources.get(name))
+    }
+
+    /// Whether the source that the path names takes such a request at all.
+    fn admit(&self, head: &Parts) -> Result<Arc<Source>, Failure> {
         let refuse = |code| Err(Failure::new(Stage::Accept, code));
-        let Some(source) = head.uri.path().strip_prefix("/in/").and_then(|name| self.sources.get(name))
-        else {
-            return refuse(Code::UnknownSource);
-        };
-        *found = Some(Arc::clone(source));
+        let Some(source) = self.source_of(head) else { return refuse(Code::UnknownSource) };
         if head.method != Method::POST && !source.scheme.answers(&head.method) {
             return refuse(Code::MethodNotAllowed);
         }
@@ -381,11 +382,13 @@ async fn receive(
     visit: &mut Visit,
 ) -> Result<Arrived, Failure> {
     let overloaded = |_| Failure::new(Stage::Accept, Code::Overloaded);
-    visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
+    // Known before the limit is looked at: a provider may need another status than 503.
+    trace.source = gateway.source_of(&head).cloned();
+    visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let body_timeout = gateway.server.body_timeout;
-    let source = match gateway.admit(&head, &mut trace.source) {
+    let source = match gateway.admit(&head) {
         Ok(source) => source,
         Err(refused) => {
             body::discard(&head, body, visit.started + body_timeout).await;

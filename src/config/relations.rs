@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::FastTierKind;
 use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
+use super::{FastTierKind, Tolerance};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -31,6 +31,7 @@ pub(super) fn check(draft: &Draft, sources: &[Reading]) {
         if let Some(traits) = &source.traits {
             provider_patience(draft, source, traits);
             provider_windows(draft, source, traits);
+            provider_clock(source, traits);
             provider_form(source, traits);
         }
     }
@@ -362,6 +363,32 @@ fn provider_windows(draft: &Draft, source: &Reading, traits: &Traits) {
             show_duration(window)
         );
         tell(&source.table, Severity::Warning, "provider", message);
+    }
+}
+
+/// A timestamp that is not renewed is as old as the event when a retry comes.
+fn provider_clock(source: &Reading, traits: &Traits) {
+    let (table, facts) = (&source.table, &traits.facts);
+    let tolerance = match source.draft.tolerance {
+        Some(Tolerance::Within(within)) => Some(within),
+        Some(Tolerance::Off) => None,
+        None => traits.tolerance,
+    };
+    let (Some(tolerance), Some(window)) = (tolerance, facts.retry_window) else { return };
+    let what = match facts.timestamp_per_attempt {
+        Some(true) => return,
+        Some(false) => "keep the first attempt's timestamp",
+        None => "may keep the first attempt's timestamp (nobody knows)",
+    };
+    if tolerance < window && !table.failed("tolerance") {
+        let message = format!(
+            "is {}, and {} retries for {}: retries {what}, and would be refused as stale. Set it to \"off\"; a replay of a \
+             recorded event is a duplicate in any case",
+            show_duration(tolerance),
+            traits.name,
+            show_duration(window)
+        );
+        tell(table, Severity::Warning, "tolerance", message);
     }
 }
 

@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::HeaderName;
 
 use super::effect::{check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
 use super::read::{BODY, TIMEOUT, public_url};
@@ -23,9 +22,6 @@ const SECRETS_MAX: usize = 16;
 
 /// Most headers that are kept with an event.
 const HEADERS_MAX: usize = 64;
-
-/// Largest body of the success answer, in bytes.
-const ACK_BODY_MAX: usize = 64 << 10;
 
 /// Longest scope, in bytes.
 const SCOPE_MAX: usize = 255;
@@ -52,6 +48,8 @@ pub(super) struct Traits {
     pub(super) headers: Vec<String>,
     /// Those of them that hold a signature or token.
     pub(super) secret_headers: Vec<String>,
+    /// How far a timestamp may be from the clock, if the scheme checks it.
+    pub(super) tolerance: Option<Duration>,
     pub(super) quirks: Vec<Quirk>,
 }
 
@@ -99,6 +97,10 @@ fn traits(scheme: &Scheme) -> Traits {
         facts: scheme.facts.clone(),
         headers: names(scheme.headers()),
         secret_headers: names(scheme.signature_headers()),
+        tolerance: match scheme.tolerance() {
+            Tolerance::Within(within) => Some(within),
+            Tolerance::Off => None,
+        },
         quirks: quirks.into_iter().filter_map(|(quirk, holds)| holds.then_some(quirk)).collect(),
     }
 }
@@ -126,7 +128,7 @@ pub(super) struct Draft {
     lock: Option<LockRule>,
     pub(super) on_mismatch: OnMismatch,
     batch_items_max: usize,
-    tolerance: Option<Tolerance>,
+    pub(super) tolerance: Option<Tolerance>,
     id_max: usize,
     pub(super) body_max: usize,
     pub(super) deadline: Duration,
@@ -269,7 +271,8 @@ fn read(
             .unwrap_or_else(|| defaults.deadline(traits.as_ref())),
         headers: headers(&mut table, traits.as_ref()),
     };
-    let ack = ack(&mut table);
+    let preset = scheme.as_ref().map(|scheme| scheme.ack.clone()).unwrap_or_default();
+    let ack = Ack::read(&mut table, &preset);
     Reading { table, draft, scheme, traits, ack }
 }
 
@@ -411,32 +414,4 @@ fn secret_header(name: &str, traits: Option<&Traits>) -> Option<&'static str> {
     }
     let of_scheme = |traits: &Traits| traits.secret_headers.iter().any(|one| one.eq_ignore_ascii_case(name));
     traits.is_some_and(of_scheme).then_some("carries this provider's signature or token")
-}
-
-fn ack(table: &mut Table) -> Option<Ack> {
-    const KEY: &str = "ack";
-    let mut table = match table.table(KEY) {
-        Some(inner) => inner,
-        None if table.failed(KEY) => return None,
-        None => return Some(Ack { status: StatusCode::OK, body: Bytes::new(), content_type: None }),
-    };
-    let status = table.count("status", 200..=299).unwrap_or(200);
-    let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
-    let body = table.text("body").unwrap_or_default();
-    let content_type = table.text("type").unwrap_or_else(|| "text/plain".to_owned());
-    let header = HeaderValue::from_str(&content_type).ok().filter(|_| content_type.contains('/'));
-    if header.is_none() {
-        table.error("type", format!("{content_type:?} is no content type: give one like \"text/plain\""));
-    }
-    if body.len() > ACK_BODY_MAX {
-        table.error("body", format!("has {} bytes, and {ACK_BODY_MAX} are the limit", body.len()));
-    }
-    if let Some(StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT) = status
-        && !body.is_empty()
-    {
-        table.error("body", "an answer with status 204 or 205 has no body: remove it, or give status = 200");
-    }
-    table.finish();
-    let content_type = if body.is_empty() { None } else { Some(header?) };
-    Some(Ack { status: status?, body: body.into(), content_type })
 }

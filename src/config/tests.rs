@@ -600,6 +600,27 @@ fn what_is_known_of_a_providers_times_is_held_against_the_settings() {
     takes_with(&windows, &[&ledger("30d")]);
 }
 
+/// A provider that retries for three days.
+fn clocked(tolerance: u64, timestamp_per_attempt: Option<bool>) -> Traits {
+    let window = Some(Duration::from_secs(3 * 86_400));
+    let facts = Facts { id_signed: true, retry_window: window, timestamp_per_attempt, ..Facts::default() };
+    let tolerance = (tolerance > 0).then(|| Duration::from_secs(tolerance));
+    Traits { name: "stripe".to_owned(), facts, tolerance, ..Traits::default() }
+}
+
+#[test]
+fn a_tolerance_that_may_refuse_retries_is_told() {
+    warns_with(
+        &clocked(300, Some(false)),
+        &[("", &["source.a.tolerance: is 5m", "retries for 3d", "keep the first"])],
+    );
+    warns_with(&clocked(300, None), &[("", &["nobody knows", "\"off\""])]);
+    warns_with(&clocked(0, None), &[("source.a.tolerance = \"5m\"", &["is 5m", "nobody knows"])]);
+    takes_with(&clocked(300, None), &["source.a.tolerance = \"off\""]);
+    takes_with(&clocked(300, Some(true)), &["", "source.a.tolerance = \"1m\""]);
+    takes_with(&clocked(0, Some(false)), &[""]);
+}
+
 #[test]
 fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
     let facts = |facts: Facts| Traits { facts: Facts { id_signed: true, ..facts }, ..quiet() };
@@ -793,7 +814,8 @@ fn the_default_file_shows_the_defaults_of_a_source() {
     let debug = |source: &Source| {
         let parts = (&source.scope, &source.effect);
         let more = (source.on_mismatch, source.id_max, source.body_max, source.deadline);
-        format!("{parts:?} {more:?} {:?}", source.ack)
+        let ack = (source.ack.status, &source.ack.body, &source.ack.content_type, source.ack.reject);
+        format!("{parts:?} {more:?} {ack:?}")
     };
     assert_eq!(debug(shown), debug(minimal));
     assert_eq!(shown.tolerance, Some(Tolerance::Within(Duration::from_secs(300))));

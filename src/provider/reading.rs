@@ -8,14 +8,14 @@ use crate::config::Tolerance;
 use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
+use super::ack::Ack;
+use super::facts::Covered;
 use super::handshake::Handshakes;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Algorithm, BodyHash, Hash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
-use super::{
-    BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, all_have, covers, signs_id, signs_time,
-};
+use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, signs_id, signs_time};
 
 /// Most forms of what is signed: each costs a computation.
 const FORMS_MAX: usize = 8;
@@ -70,15 +70,25 @@ impl Scheme {
         let batch = table.table("batch").map(BatchRules::read);
         let event = EventRules::read(&mut table, batch.is_some());
         let handshakes = Handshakes::read(&mut table, kind.as_ref());
+        let ack = Ack::read(&mut table, &Ack::default()).unwrap_or_default();
         let mut facts = Facts::read(&mut table);
-        let id_signed = table.flag("id_signed");
         let sample = table.text("sample");
         let (Some(kind), Some(sig)) = (kind, sig) else {
+            table.flag("id_signed");
+            table.text("binds");
             table.finish();
             return None;
         };
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
-        facts.id_signed = id_signed.unwrap_or_else(|| covers_ids(&kind, &event, batch.is_some()));
+        let covered = Covered {
+            kind: &kind,
+            body_hash: body_hash.as_ref(),
+            ts: ts.as_ref(),
+            every: every.as_ref(),
+            event: &event,
+            item: batch.as_ref().map(|batch| &batch.item),
+        };
+        facts.settle(&mut table, &covered);
         table.finish();
         let once = once(&kind, &sig, ts.as_ref(), &require, &event);
         let name = name.to_owned();
@@ -97,6 +107,7 @@ impl Scheme {
             event,
             batch,
             handshakes,
+            ack,
             sample,
         })
     }
@@ -337,29 +348,6 @@ fn rules(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Vec<R
     rules
 }
 
-impl Facts {
-    fn read(table: &mut Table) -> Self {
-        let facts = Self {
-            retry_window: table.duration("retry_window"),
-            resend_window: table.duration("resend_window"),
-            answer_deadline: table.duration("answer_deadline"),
-            body_max: table.size("body_max"),
-            retries: table.flag("retries").unwrap_or(true),
-            id_signed: false,
-            volatile: table.texts("volatile").unwrap_or_default(),
-            unchecked: table.texts("unchecked").unwrap_or_default(),
-            source: table.text("source"),
-        };
-        if !facts.retries && facts.retry_window.is_some() {
-            table.error("retry_window", "contradicts retries = false: drop one of them");
-        }
-        for name in facts.unchecked.iter().filter(|name| !table.has(name)) {
-            table.error("unchecked", format!("{name:?} is not stated in this table"));
-        }
-        facts
-    }
-}
-
 /// Keys that make sense alone and not together.
 fn check_relations(table: &Table, kind: &Kind, sig: &SigRule, ts: Option<&TsRule>, event: &EventRules) {
     if let Some(TsRule { from: TsFrom::Label(label), .. }) = ts {
@@ -411,15 +399,6 @@ fn check_templates(table: &Table, sign: &[Template], ts: Option<&TsRule>, event:
     if sign.iter().any(hashed) {
         table.error("sign", "\"body:sha256\" cannot be signed: use {body}");
     }
-}
-
-fn covers_ids(kind: &Kind, event: &EventRules, batch: bool) -> bool {
-    let sign = kind.templates();
-    if batch {
-        return all_have(sign, Template::has_body);
-    }
-    let covered = |rule: &Rule| rule.places.iter().all(|place| all_have(sign, |sign| covers(sign, place)));
-    signs_id(sign) || (!event.ids.is_empty() && event.ids.iter().all(covered))
 }
 
 fn once(

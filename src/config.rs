@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
+pub use crate::guard::Guard;
 use crate::json::{Found, Pointer, Pointers, Slot};
 pub use crate::provider::Ack;
 use crate::provider::{Key, Scheme};
@@ -269,6 +270,8 @@ pub struct Source {
     pub lock: Option<LockRule>,
     /// `effect = "schema.function" | "none"`
     pub effect: Effect,
+    /// `guard = "off" | "report" | "refuse"`: signed bytes that come again under another id.
+    pub guard: Guard,
     /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
     pub batch_items_max: usize,
     /// `on_mismatch = "report" | "refuse" | "accept"`
@@ -291,8 +294,9 @@ impl Source {
     /// A source with nothing but a name, a scheme and keys; everything else is what the settings default to.
     #[must_use]
     pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
-        let ack = scheme.ack.clone();
+        let (ack, guard) = (scheme.ack.clone(), scheme.guard);
         Self {
+            guard,
             name: name.into(),
             scheme,
             keys,

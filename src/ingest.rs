@@ -18,6 +18,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
+use tracing::warn;
 
 use crate::body;
 use crate::challenge::{self, Reply};
@@ -146,8 +147,9 @@ impl Gateway {
                 work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
             }
             Ok(Arrived::Event(source, event)) => {
-                if let Some(committed) = self.tier.recall(&event.key, Instant::now()) {
-                    visit.end(Ok(known(&event, committed, Tier::Memory)))
+                let recalled = self.tier.recall(&event.tier_key(), Instant::now());
+                if let Some(outcome) = recalled.and_then(|is| recognised(&event, is, Tier::Memory)) {
+                    visit.end(Ok(outcome))
                 } else {
                     // ‖ From here on a client that goes away changes nothing.
                     let gateway = Arc::clone(&self);
@@ -190,7 +192,7 @@ impl Gateway {
         deadline: Instant,
         times: &mut Times,
     ) -> Delivered {
-        match self.flights.join(event.key, event.digest) {
+        match self.flights.join(event.tier_key(), event.stamp()) {
             Seat::Leader(leader) => {
                 let delivered = self.deliver(source, event, deadline, times).await;
                 leader.land(&delivered);
@@ -221,11 +223,14 @@ impl Gateway {
     ) -> Delivered {
         let started = Instant::now();
         let wait = self.in_flight_wait.min(deadline.saturating_duration_since(started));
-        let claim = self.tier.claim(&event.key, wait).await;
+        let claim = self.tier.claim(&event.tier_key(), wait).await;
         times.claim = started.elapsed();
         self.metrics.claimed(times.claim);
         let (lease, how) = match claim.map_err(tier_refused)? {
-            Claim::Done(committed) => return Ok(known(event, committed, Tier::Redis)),
+            Claim::Done(committed) => match recognised(event, committed, Tier::Redis) {
+                Some(outcome) => return Ok(outcome),
+                None => (None, How::Batched),
+            },
             Claim::Held(lease) => (Some(lease), How::Batched),
             Claim::Unclaimed => (None, How::Batched),
             Claim::Foreign => (None, How::Alone),
@@ -235,7 +240,7 @@ impl Gateway {
         times.record = started.elapsed();
         self.metrics.recorded(times.record);
         if let (Err(_), Some(lease)) = (&recorded, lease) {
-            self.tier.release(&event.key, lease).await;
+            self.tier.release(&event.tier_key(), lease).await;
         }
         recorded
     }
@@ -253,14 +258,14 @@ impl Gateway {
             return Ok(Outcome::Empty);
         }
         let started = Instant::now();
-        let keys: Vec<_> = events.iter().map(|event| event.key).collect();
+        let keys: Vec<_> = events.iter().map(|event| event.tier_key()).collect();
         let done = self.tier.recognise(&keys).await.map_err(tier_refused)?;
         times.claim = started.elapsed();
         self.metrics.claimed(times.claim);
         let started = Instant::now();
         let results = join_all(events.iter().zip(done).map(async |(event, done)| {
-            let result = match done {
-                Some((committed, tier)) => Ok(known(event, committed, tier)),
+            let result = match done.and_then(|(committed, tier)| recognised(event, committed, tier)) {
+                Some(outcome) => Ok(outcome),
                 None => self.record(source, event, deadline, How::Batched).await,
             };
             (event.identified, result)
@@ -279,13 +284,25 @@ impl Gateway {
         deadline: Instant,
         how: How,
     ) -> Delivered {
-        let recorded = self.recorder.record(source, event, deadline, how).await.map_err(not_recorded)?;
-        let (outcome, digest) = match recorded.verdict() {
-            Verdict::Accepted => (Outcome::Accepted, event.digest),
-            Verdict::Rejected => (Outcome::Rejected, event.digest),
-            Verdict::Known(digest) => (known(event, ShortDigest::of(digest), Tier::Postgres), digest),
+        let recorded = self.recorder.record(source, event, deadline, how).await;
+        if recorded.as_ref().is_err_and(|error| error.code == Code::SignatureReused) {
+            self.metrics.signature_reused("refuse");
+        }
+        let recorded = recorded.map_err(not_recorded)?;
+        let (outcome, stamp) = match recorded.verdict() {
+            Verdict::Accepted => (Outcome::Accepted, event.stamp()),
+            Verdict::Rejected => (Outcome::Rejected, event.stamp()),
+            Verdict::Known(digest) if digest == event.digest => {
+                (Outcome::Duplicate(Tier::Postgres), event.stamp())
+            }
+            Verdict::Known(digest) => (Outcome::Mismatch(Tier::Postgres), digest),
         };
-        self.tier.settle(event, digest, recorded.generation());
+        if recorded.is_repeated() {
+            let (source, id) = (&*source.name, event.id.escape_debug());
+            warn!(source, event.id = %id, "what is signed came before under another id; the event is accepted");
+            self.metrics.signature_reused("report");
+        }
+        self.tier.settle(event, stamp, recorded.generation());
         Ok(outcome)
     }
 }
@@ -434,12 +451,13 @@ fn refused_handshake(code: Code) -> Failure {
     Failure::new(Stage::Challenge, code)
 }
 
-/// The event is committed: with this body, or with another one.
-fn known(event: &Event, committed: ShortDigest, tier: Tier) -> Outcome {
-    if committed == ShortDigest::of(event.digest) {
-        Outcome::Duplicate(tier)
+/// The event is committed: with this body, or with another one. `None` if what is signed is watched and not known to the
+/// tier: only Postgres can say whose it is.
+fn recognised(event: &Event, committed: ShortDigest, tier: Tier) -> Option<Outcome> {
+    if committed == ShortDigest::of(event.stamp()) {
+        Some(Outcome::Duplicate(tier))
     } else {
-        Outcome::Mismatch(tier)
+        event.guard.is_none().then_some(Outcome::Mismatch(tier))
     }
 }
 

@@ -13,6 +13,7 @@
 //! | [`server`], [`admin`] | connections |
 //! | [`ingest`], [`flight`] | the path itself |
 //! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`guard`] | signed bytes that come again under another id |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -32,6 +33,7 @@ pub mod error;
 mod fixture;
 pub mod flight;
 pub mod generation;
+pub mod guard;
 pub mod identify;
 pub mod ingest;
 mod json;

@@ -21,6 +21,7 @@ use http::{HeaderName, Method};
 use jiff::Timestamp;
 
 use crate::config::Tolerance;
+use crate::guard::Guard;
 use crate::json::{Pointers, Slot};
 use crate::settings::{File, Severity};
 
@@ -157,6 +158,8 @@ pub struct Scheme {
     pub(crate) handshakes: Handshakes,
     /// What the provider is answered.
     pub(crate) ack: Ack,
+    /// What a source does with signed bytes that come again under another id, unless it says otherwise.
+    pub(crate) guard: Guard,
     sample: Option<String>,
 }
 
@@ -294,6 +297,12 @@ impl Scheme {
     #[must_use]
     pub fn never_dedupes(&self) -> bool {
         self.batch.is_none() && self.event.ids.is_empty()
+    }
+
+    /// Whether signed bytes can be watched: those of a whole request, whose events can be told apart.
+    #[must_use]
+    pub fn can_guard(&self) -> bool {
+        !self.templates().is_empty() && self.every.is_none() && !self.never_dedupes()
     }
 
     /// Whether a request brings a list of events.

@@ -54,8 +54,8 @@ pub struct Tally {
 pub static HAPAX_ITEMS: HeaderName = HeaderName::from_static("hapax-items");
 
 /// What can become of an item.
-const WORDS: [&str; 7] =
-    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "in_flight", "unavailable"];
+const WORDS: [&str; 8] =
+    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "refused", "in_flight", "unavailable"];
 
 impl Tally {
     /// Counts the items' results. A retry of the provider's then brings only what is missing.
@@ -140,6 +140,7 @@ pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
         Ok(Outcome::Accepted | Outcome::Duplicate(_) | Outcome::Handshake(_) | Outcome::Empty) => "INFO",
         Ok(Outcome::Batch(tally)) if tally.failure.is_none() => "INFO",
         Err(failure) if failure.code == Code::Internal => "ERROR",
+        Err(failure) if failure.code == Code::SignatureReused => "WARN",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
         Ok(Outcome::Mismatch(_) | Outcome::Rejected | Outcome::Batch(_)) | Err(_) => "WARN",
     }
@@ -205,6 +206,7 @@ fn failed(code: Code) -> Verdict {
         | Code::TimestampFuture
         | Code::SignedPartMissing
         | Code::SignedOtherwise
+        | Code::SignatureReused
         | Code::BodyHashMismatch
         | Code::BodyNotSigned
         | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),

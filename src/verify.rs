@@ -16,6 +16,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use crate::body::Received;
 use crate::config::{Source, Tolerance};
 use crate::error::Code;
+use crate::guard::{Guard, SignedBytes};
 use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Place;
 use crate::provider::signature::{
@@ -36,6 +37,7 @@ pub struct Verified {
     received: Received,
     key: usize,
     signed_id: Option<usize>,
+    signed_bytes: Option<SignedBytes>,
 }
 
 impl Verified {
@@ -52,9 +54,9 @@ impl Verified {
     }
 
     /// The request, and the one id rule whose header was signed if the scheme signs the id: no other header may name
-    /// the event.
-    pub(crate) fn into_parts(self) -> (Received, Option<usize>) {
-        (self.received, self.signed_id)
+    /// the event; and what was signed, if the source watches that.
+    pub(crate) fn into_parts(self) -> (Received, Option<usize>, Option<SignedBytes>) {
+        (self.received, self.signed_id, self.signed_bytes)
     }
 }
 
@@ -63,12 +65,19 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    let (key, signed_id) = check(&received, now)?;
-    Ok(Verified { received, key, signed_id })
+    let Checked { key, signed_id, signed_bytes } = check(&received, now)?;
+    Ok(Verified { received, key, signed_id, signed_bytes })
 }
 
-/// The secret that matched, and the id rule whose header was signed.
-type Checked = (usize, Option<usize>);
+/// A request, or an item of one, that is signed.
+struct Checked {
+    /// The secret that matched.
+    key: usize,
+    /// The id rule whose header was signed.
+    signed_id: Option<usize>,
+    /// What was signed, if the source watches that.
+    signed_bytes: Option<SignedBytes>,
+}
 
 fn check(received: &Received, now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
@@ -110,6 +119,7 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     };
     let stamp = stamp(scheme, time.as_deref())?;
     let id = if scheme.signs_id() { Some(signed_id(scheme, parts)?) } else { None };
+    let mut signed_bytes = None;
     let key = match &scheme.kind {
         Kind::Signed { algorithm, sign } => {
             let id = id.as_ref().map(|(_, text)| text.as_ref());
@@ -117,7 +127,11 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
             let inputs = Inputs { parts, time: time.as_deref(), id, secret: None, time_header };
             let body_hash = body_hash(scheme.body_hash.as_ref(), parts)?;
             let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash };
-            signed.check(&source.keys, &scheme.sig, &candidates)?
+            let (key, form) = signed.check(&source.keys, &scheme.sig, &candidates)?;
+            if source.guard != Guard::Off {
+                signed_bytes = Some(signed.bytes(form)?);
+            }
+            key
         }
         Kind::Token => check_token(&source.keys, candidates.iter().map(|text| text.as_bytes()))?,
         Kind::Basic => {
@@ -126,7 +140,7 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
         }
     };
     check_age(source, stamp, now)?;
-    Ok((key, id.as_ref().map(|(rule, _)| *rule)))
+    Ok(Checked { key, signed_id: id.as_ref().map(|(rule, _)| *rule), signed_bytes })
 }
 
 /// Of two headers with one name, this check and whoever reads the request next might each take another.
@@ -279,9 +293,16 @@ struct Signed<'t, 'p> {
 }
 
 impl Signed<'_, '_> {
-    /// Which key made one of the signatures. Every key is tried on every one, so that the time taken does not tell
-    /// which one matched.
-    fn check(&self, keys: &[Key], rule: &SigRule, candidates: &[&str]) -> Result<usize, Code> {
+    /// The bytes of that form, without the secret: a new secret makes no other bytes.
+    fn bytes(&self, form: usize) -> Result<SignedBytes, Code> {
+        let sign = self.sign.get(form).ok_or(Code::Internal)?;
+        let content = (Inputs { secret: Some(&[]), ..self.inputs }).content(sign)?;
+        Ok(SignedBytes::of(content.iter().map(AsRef::as_ref)))
+    }
+
+    /// Which key made one of the signatures, and over which form. Every key is tried on every one, so that the time
+    /// taken does not tell which one matched.
+    fn check(&self, keys: &[Key], rule: &SigRule, candidates: &[&str]) -> Result<(usize, usize), Code> {
         match self.algorithm {
             Algorithm::Hmac(hash) => {
                 let tags = decode(rule, hash, candidates)?;
@@ -313,10 +334,10 @@ impl Signed<'_, '_> {
         &self,
         keys: &[Key],
         compare: impl Fn(&Key, &[Cow<'_, [u8]>], &mut Matching<'_>),
-    ) -> Result<usize, Code> {
+    ) -> Result<(usize, usize), Code> {
         let mut matched = Match::default();
         let mut nothing = None;
-        for sign in self.sign {
+        for (form, sign) in (0..).zip(self.sign) {
             if self.body_hash == Hashed::Absent && !sign.has_body() {
                 nothing = Some(Code::BodyNotSigned);
                 continue;
@@ -324,7 +345,9 @@ impl Signed<'_, '_> {
             for (index, key) in (0..).zip(keys) {
                 let secret = key.as_token();
                 match (Inputs { secret, ..self.inputs }).content(sign) {
-                    Ok(content) => compare(key, &content, &mut Matching { matched: &mut matched, index }),
+                    Ok(content) => {
+                        compare(key, &content, &mut Matching { matched: &mut matched, index, form });
+                    }
                     Err(code) => {
                         nothing = Some(code);
                         break;
@@ -335,7 +358,7 @@ impl Signed<'_, '_> {
         match (matched.key(), nothing) {
             // No form could be put together at all.
             (Err(_), Some(code)) if matched.compared == 0 => Err(code),
-            (key, _) => key,
+            (key, _) => Ok((key?, usize::try_from(matched.form).or(Err(Code::Internal))?)),
         }
     }
 }
@@ -361,12 +384,15 @@ fn decode_any(rule: &SigRule, candidates: &[&str]) -> Result<Vec<Vec<u8>>, Code>
 struct Match {
     right: u8,
     key: u64,
+    /// Which form of what is signed.
+    form: u64,
     compared: usize,
 }
 
 impl Match {
-    fn add(&mut self, key: u64, equal: Choice) {
+    fn add(&mut self, key: u64, form: u64, equal: Choice) {
         self.key.conditional_assign(&key, equal);
+        self.form.conditional_assign(&form, equal);
         self.right |= equal.unwrap_u8();
         self.compared += 1;
     }
@@ -383,11 +409,12 @@ impl Match {
 struct Matching<'m> {
     matched: &'m mut Match,
     index: u64,
+    form: u64,
 }
 
 impl Matching<'_> {
     fn add(&mut self, equal: Choice) {
-        self.matched.add(self.index, equal);
+        self.matched.add(self.index, self.form, equal);
     }
 
     fn add_tags(&mut self, expected: &[u8], tags: &[Tag]) {
@@ -411,7 +438,7 @@ fn check_token<'c>(keys: &[Key], given: impl Iterator<Item = &'c [u8]>) -> Resul
     let mut matched = Match::default();
     for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_token()?))) {
         for given in &given {
-            matched.add(index, key.ct_eq(given));
+            matched.add(index, 0, key.ct_eq(given));
         }
     }
     matched.key()

@@ -31,7 +31,7 @@ enum Command {
 pub fn run(options: &Options) -> Result<(), Exit> {
     match &options.command {
         None if options.markdown => say(markdown().trim_end()),
-        None => rows().iter().map(|row| line(row)).try_for_each(say),
+        None => rows().iter().map(line).try_for_each(say),
         Some(Command::Show { name }) => {
             let shown = shown(name).ok_or_else(|| {
                 let known = Scheme::preset_names().join(", ");
@@ -74,19 +74,19 @@ fn line([name, kind, binds, id_signed, key]: &Row) -> String {
 
 /// The same table, for the README.
 fn markdown() -> String {
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for (index, [name, kind, binds, id_signed, key]) in rows().iter().enumerate() {
         let (name, key) = match index {
             0 => (name.clone(), key.clone()),
             _ if key == NEVER => (format!("`{name}`"), key.clone()),
             _ => (format!("`{name}`"), format!("`{key}`")),
         };
-        text.push_str(&format!("| {name} | {kind} | {binds} | {id_signed} | {key} |\n"));
+        lines.push(format!("| {name} | {kind} | {binds} | {id_signed} | {key} |\n"));
         if index == 0 {
-            text.push_str("|---|---|---|---|---|\n");
+            lines.push("|---|---|---|---|---|\n".to_owned());
         }
     }
-    text
+    lines.concat()
 }
 
 /// The preset's text with its unchecked facts marked, and what follows from it.
@@ -129,15 +129,18 @@ fn told(scheme: &Scheme) -> String {
     let ack = &scheme.ack;
     let retry = ack.retry.map_or_else(|| "409 or 503".to_owned(), |status| status.as_u16().to_string());
     let (status, reject) = (ack.status.as_u16(), ack.reject.as_u16());
-    let mut text = format!("# it is answered: {status}; a bad signature {reject}; to send again {retry}\n");
-    text.push_str(&format!("# the signature binds: {}\n", scheme.facts.binds));
-    if !scheme.facts.unchecked.is_empty() {
-        text.push_str(&format!("# UNCHECKED, from memory: {}\n", scheme.facts.unchecked.join(", ")));
+    let mut lines = vec![
+        format!("# it is answered: {status}; a bad signature {reject}; to send again {retry}\n"),
+        format!("# the signature binds: {}\n", scheme.facts.binds),
+    ];
+    for (what, names) in
+        [("UNCHECKED, from memory", &scheme.facts.unchecked), ("nobody knows", &scheme.facts.unknown)]
+    {
+        if !names.is_empty() {
+            lines.push(format!("# {what}: {}\n", names.join(", ")));
+        }
     }
-    if !scheme.facts.unknown.is_empty() {
-        text.push_str(&format!("# nobody knows: {}\n", scheme.facts.unknown.join(", ")));
-    }
-    text
+    lines.concat()
 }
 
 #[cfg(test)]

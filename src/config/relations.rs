@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
-use super::{FastTierKind, Tolerance};
+use super::{FastTierKind, Guard, Tolerance};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -418,10 +418,17 @@ fn provider_requests(source: &Reading, traits: &Traits) {
         let message =
             "requests of this provider have no id: each is a new event, and no duplicate is recognised";
         tell(table, Severity::Warning, "provider", message.to_owned());
-    } else if !traits.facts.id_signed {
-        let message = "this provider's signature does not cover the event id: who captures one request can send its \
-                       body again under a new id, and it takes effect again";
-        tell(table, Severity::Warning, "provider", message.to_owned());
+    } else if !traits.facts.id_signed && draft.guard == Guard::Off && !table.failed("guard") {
+        let hint = if traits.has(Quirk::Guardable) {
+            ". guard = \"report\" tells of it, guard = \"refuse\" refuses it, for as long as the rows of hapax.guard are kept"
+        } else {
+            ""
+        };
+        let message = format!(
+            "this provider's signature does not cover the event id: who captures one request can send its body again \
+             under a new id, and it takes effect again{hint}"
+        );
+        tell(table, Severity::Warning, "provider", message);
     }
     if traits.has(Quirk::SignsUrl) && draft.public_url.is_none() && !table.failed("public_url") {
         let message = "missing here and in [server], and this provider signs the URL that it was given: without it no \

@@ -13,7 +13,7 @@ use super::effect::{check_on_error, effect, effect_batch, effect_group, effect_p
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
-use super::{Ack, Effect, LockRule, OnMismatch, Server, Source, Tolerance};
+use super::{Ack, Effect, Guard, LockRule, OnMismatch, Server, Source, Tolerance};
 use crate::provider::{Facts, Key, Scheme};
 use crate::settings::{Table, nearest};
 
@@ -50,6 +50,8 @@ pub(super) struct Traits {
     pub(super) secret_headers: Vec<String>,
     /// How far a timestamp may be from the clock, if the scheme checks it.
     pub(super) tolerance: Option<Duration>,
+    /// What the preset does with signed bytes that come again under another id.
+    pub(super) guard: Guard,
     pub(super) quirks: Vec<Quirk>,
 }
 
@@ -62,6 +64,8 @@ pub(super) enum Quirk {
     NeverDedupes,
     /// There is no timestamp to hold against the clock.
     Timeless,
+    /// Signed bytes can be watched.
+    Guardable,
 }
 
 impl Traits {
@@ -91,12 +95,14 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::SignsUrl, scheme.signs_url()),
         (Quirk::NeverDedupes, scheme.never_dedupes()),
         (Quirk::Timeless, scheme.ts.is_none()),
+        (Quirk::Guardable, scheme.can_guard()),
     ];
     Traits {
         name: scheme.name.clone(),
         facts: scheme.facts.clone(),
         headers: names(scheme.headers()),
         secret_headers: names(scheme.signature_headers()),
+        guard: scheme.guard,
         tolerance: match scheme.tolerance() {
             Tolerance::Within(within) => Some(within),
             Tolerance::Off => None,
@@ -127,6 +133,7 @@ pub(super) struct Draft {
     effect_batch: bool,
     lock: Option<LockRule>,
     pub(super) on_mismatch: OnMismatch,
+    pub(super) guard: Guard,
     batch_items_max: usize,
     pub(super) tolerance: Option<Tolerance>,
     id_max: usize,
@@ -165,6 +172,7 @@ impl Reading {
             effect,
             lock: draft.lock,
             on_mismatch: draft.on_mismatch,
+            guard: draft.guard,
             batch_items_max: draft.batch_items_max,
             tolerance: draft.tolerance,
             id_max: draft.id_max,
@@ -262,6 +270,7 @@ fn read(
         lock: lock(&mut table, effect.as_deref()),
         effect,
         on_mismatch: on_mismatch(&mut table),
+        guard: guard(&mut table, traits.as_ref()),
         batch_items_max: super::read::count(&mut table, "batch_items_max", 1..=100_000, 1_000),
         tolerance: tolerance(&mut table),
         id_max: super::read::count(&mut table, "id_max", 1..=2_048, 512),
@@ -369,6 +378,40 @@ fn on_mismatch(table: &mut Table) -> OnMismatch {
     let choices =
         [("report", OnMismatch::Report), ("refuse", OnMismatch::Refuse), ("accept", OnMismatch::Accept)];
     table.choice(KEY, &choices).unwrap_or(OnMismatch::Report)
+}
+
+/// Signed bytes that come again under another id.
+fn guard(table: &mut Table, traits: Option<&Traits>) -> Guard {
+    const KEY: &str = "guard";
+    let choices = [Guard::Off, Guard::Report, Guard::Refuse].map(|guard| (guard.as_str(), guard));
+    let written = table.choice(KEY, &choices);
+    let Some(traits) = traits else { return Guard::Off };
+    match written {
+        None => traits.guard,
+        Some(Guard::Off) => {
+            if traits.guard != Guard::Off {
+                let message = "cannot be \"off\": this provider's signature covers no part of the event, and who captures one \
+                               request could send any event under it. Give \"refuse\" or \"report\"";
+                table.error(KEY, message);
+            }
+            Guard::Off
+        }
+        Some(_) if traits.has(Quirk::NeverDedupes) || !traits.has(Quirk::Guardable) => {
+            table.error(
+                KEY,
+                "cannot be: this provider signs nothing, or no whole request, or its requests have no ids. Give \"off\"",
+            );
+            Guard::Off
+        }
+        Some(_) if traits.facts.id_signed => {
+            table.warning(
+                KEY,
+                "has no effect: the id is signed, so that nobody can send the body again under another",
+            );
+            Guard::Off
+        }
+        Some(guard) => guard,
+    }
 }
 
 fn tolerance(table: &mut Table) -> Option<Tolerance> {

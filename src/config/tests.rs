@@ -622,6 +622,39 @@ fn a_tolerance_that_may_refuse_retries_is_told() {
 }
 
 #[test]
+fn a_guard_is_for_signed_requests_with_ids_that_are_not_signed() {
+    let of = |guard: Guard, quirks: &[Quirk], id_signed: bool| {
+        let facts = Facts { id_signed, ..Facts::default() };
+        Traits { facts, guard, quirks: quirks.to_vec(), ..quiet() }
+    };
+    let guard = |word: &str| format!("source.a.guard = \"{word}\"");
+    let open = of(Guard::Off, &[Quirk::Guardable], false);
+    // What `check` says of a source whose id is not signed, and what it may do about it.
+    warns_with(
+        &open,
+        &[("", &["does not cover the event id", "guard = \"refuse\" refuses it", "hapax.guard"])],
+    );
+    for word in ["report", "refuse"] {
+        takes_with(&open, &[&guard(word)]);
+        let config = parse(&guard(word), &open).unwrap().config;
+        assert_eq!(config.sources["a"].guard.as_str(), word);
+    }
+    refuses_with(&of(Guard::Off, &[], true), &[(&guard("refuse"), &["source.a.guard", "signs nothing"])]);
+    let nameless = of(Guard::Off, &[Quirk::Guardable, Quirk::NeverDedupes], true);
+    assert!(said(&guard("report"), &nameless).contains("have no ids"));
+    warns_with(
+        &of(Guard::Off, &[Quirk::Guardable], true),
+        &[(&guard("refuse"), &["has no effect", "id is signed"])],
+    );
+    // Where the signature covers no part of the event, there is no way around it.
+    let always = of(Guard::Refuse, &[Quirk::Guardable], false);
+    takes_with(&always, &["", &guard("report")]);
+    assert_eq!(parse("", &always).unwrap().config.sources["a"].guard, Guard::Refuse);
+    refuses_with(&always, &[(&guard("off"), &["source.a.guard", "covers no part of the event"])]);
+    refuses(&[("source.a.guard = \"on\"", &["\"off\", \"report\", \"refuse\""])]);
+}
+
+#[test]
 fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
     let facts = |facts: Facts| Traits { facts: Facts { id_signed: true, ..facts }, ..quiet() };
     let large = facts(Facts { body_max: Some(2 << 20), ..Facts::default() });

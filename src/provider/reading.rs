@@ -5,6 +5,7 @@
 use http::HeaderName;
 
 use crate::config::Tolerance;
+use crate::guard::Guard;
 use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
@@ -70,6 +71,7 @@ impl Scheme {
         let batch = table.table("batch").map(BatchRules::read);
         let event = EventRules::read(&mut table, batch.is_some());
         let handshakes = Handshakes::read(&mut table, kind.as_ref());
+        let guard = table.choice("guard", &[("report", Guard::Report), ("refuse", Guard::Refuse)]);
         let ack = Ack::read(&mut table, &Ack::default()).unwrap_or_default();
         let mut facts = Facts::read(&mut table);
         let sample = table.text("sample");
@@ -89,6 +91,11 @@ impl Scheme {
             item: batch.as_ref().map(|batch| &batch.item),
         };
         facts.settle(&mut table, &covered);
+        let settable =
+            !kind.templates().is_empty() && every.is_none() && (batch.is_some() || !event.ids.is_empty());
+        if guard.is_some() && (!settable || facts.id_signed) {
+            table.error("guard", "is for signed requests whose events have ids that are not signed: drop it");
+        }
         table.finish();
         let once = once(&kind, &sig, ts.as_ref(), &require, &event);
         let name = name.to_owned();
@@ -108,6 +115,7 @@ impl Scheme {
             batch,
             handshakes,
             ack,
+            guard: guard.unwrap_or_default(),
             sample,
         })
     }
@@ -497,6 +505,8 @@ mod tests {
             ("{ts}.{body}", "{ts}{json:id}", "must start with"),
             ("{ts}.{body}", "{ts}.{id}", "{id} needs id rules"),
             ("sign = \"{ts}.{body}\"", "", "sign: is missing"),
+            ("\"json:/id\"", "\"json:/id\"\nguard = \"refuse\"", "ids that are not signed"),
+            ("\"json:/id\"", "\"header:x-id\"\nguard = \"off\"", "\"report\", \"refuse\""),
             ("\"json:/id\"", "\"json:id\"", "must start with"),
             ("\"json:/id\"", "\"json:/~\"", "~0"),
             ("\"json:/id\"", "\"form:\"", "lacks a name"),

@@ -10,6 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
 use tracing::warn;
 
+use super::guarded::{self, Guards};
 use super::{RecordError, Recorded};
 use crate::config::{self, Effect, Source};
 use crate::db::{self, Trouble};
@@ -100,7 +101,12 @@ impl Job {
 /// What became of one event of a batch whose commit is confirmed.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    Accepted,
+    /// What is signed may be another event's, where that is only reported.
+    Accepted {
+        repeated: bool,
+    },
+    /// What is signed is another event's.
+    Repeated,
     /// With what the effect said, unless an earlier attempt of ours has committed it.
     Rejected {
         message: Option<String>,
@@ -215,16 +221,20 @@ impl Writer {
     /// whoever needs a connection later will say what is wrong.
     pub(super) async fn warm_up(&self) {
         if let Ok(client) = self.pool.get().await {
-            drop(self.prepare(&client).await);
+            drop(self.prepare(&client, (RECORD, &TYPES)).await);
         }
     }
 
     /// The statement by its name on the server; none where the next session may not know the name.
-    async fn prepare(&self, client: &Object) -> Result<Option<Statement>, tokio_postgres::Error> {
+    async fn prepare(
+        &self,
+        client: &Object,
+        (text, types): (&str, &[Type]),
+    ) -> Result<Option<Statement>, tokio_postgres::Error> {
         if self.pooler {
             return Ok(None);
         }
-        client.prepare_typed_cached(RECORD, &TYPES).await.map(Some)
+        client.prepare_typed_cached(text, types).await.map(Some)
     }
 
     /// Whether its batches take the effect group's lock, so that two at once would only wait for each other.
@@ -282,7 +292,12 @@ impl Writer {
     ) -> Result<Written, BatchError> {
         let client = client.get()?;
         // Before the three below: they have to leave in this order, each when it is first polled.
-        let statement = self.prepare(client).await.map_err(|error| failed(&error))?;
+        let guards = Guards::of(deliveries);
+        let (text, signature) = match &guards {
+            None => (RECORD, TYPES.to_vec()),
+            Some(_) => (guarded::RECORD, guarded::types()),
+        };
+        let statement = self.prepare(client, (text, &signature)).await.map_err(|error| failed(&error))?;
         let events = || deliveries.iter().map(|delivery| &delivery.event);
         let headers: Vec<&str> = events().map(|event| &*event.headers).collect();
         let keys: Vec<&[u8]> = events().map(|event| event.key.0.as_slice()).collect();
@@ -302,7 +317,7 @@ impl Writer {
         let effect_budget_ms = i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX);
         let start = begin(mode.statement_timeout);
         let careful: &[bool] = careful;
-        let parameters: [&(dyn ToSql + Sync); 20] = [
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
             &keys,
             &tokens,
             &digests,
@@ -324,9 +339,10 @@ impl Writer {
             &self.commit_mode,
             &effect_budget_ms,
         ];
+        parameters.extend(guards.iter().flat_map(Guards::parameters));
         let (begun, row, committed) = join!(
             client.batch_execute(&start),
-            call(client, statement.as_ref(), &parameters),
+            call(client, statement.as_ref(), (text, &signature), &parameters),
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.
@@ -341,13 +357,14 @@ impl Writer {
 async fn call(
     client: &Object,
     statement: Option<&Statement>,
+    (text, types): (&str, &[Type]),
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Row, tokio_postgres::Error> {
     if let Some(statement) = statement {
         return client.query_one(statement, parameters).await;
     }
-    let typed: Vec<_> = parameters.iter().copied().zip(TYPES).collect();
-    client.query_typed_one(RECORD, &typed).await
+    let parameters: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
+    client.query_typed_one(text, &parameters).await
 }
 
 /// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect
@@ -362,7 +379,7 @@ fn begin(statement_timeout: Duration) -> String {
     )
 }
 
-const TYPES: [Type; 20] = [
+pub(super) const TYPES: [Type; 20] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -407,7 +424,9 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
     let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
         ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
         ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
-        ('a' | 'o', ..) => Some(Outcome::Accepted),
+        ('a' | 'o', ..) => Some(Outcome::Accepted { repeated: false }),
+        ('A', ..) => Some(Outcome::Accepted { repeated: true }),
+        ('g', ..) => Some(Outcome::Repeated),
         ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
         ('f', _, _, (Some(sqlstate), Some(message))) => {
             Some(Outcome::Failed { sqlstate: sqlstate.to_owned(), message: message.to_owned() })

@@ -9,6 +9,7 @@ mod dev;
 mod disconnect;
 mod effects;
 mod generation;
+mod guard;
 mod handshake;
 mod harness;
 mod hostile;

@@ -316,7 +316,8 @@ fn problem(verdict: Verdict, unauthorized: bool, retry_after: Duration) -> Respo
     *response.status_mut() = verdict.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    if matches!(verdict.outcome, "unavailable" | "in_flight") {
+    let again = matches!(verdict.outcome, "unavailable" | "in_flight");
+    if again || verdict.code == Code::BodyTooSlow.as_str() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after.as_secs().max(1)));
     }
     response
@@ -389,11 +390,7 @@ mod tests {
             ("bitbucket", Code::InFlight, 503),
         ] {
             let (got, retry_after, ..) = answer(preset, &failure(code)).await;
-            assert_eq!(
-                (got, retry_after),
-                (status, !matches!(status, 408 | 413) && code != Code::BodyTooSlow),
-                "{preset} {code:?}"
-            );
+            assert_eq!((got, retry_after), (status, code != Code::BodyTooLarge), "{preset} {code:?}");
         }
     }
 

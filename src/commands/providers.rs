@@ -112,11 +112,12 @@ fn shown(name: &str) -> Option<String> {
     Some(text)
 }
 
-fn follows(scheme: &Scheme) -> [(&'static str, bool); 7] {
+fn follows(scheme: &Scheme) -> [(&'static str, bool); 8] {
     [
         ("the signature covers the id", scheme.facts.id_signed),
         ("it covers a time", scheme.signs_time()),
         ("it covers the URL, so public_url is needed", scheme.signs_url()),
+        ("guard can be set", scheme.can_guard() && !scheme.facts.id_signed),
         ("no request is ever a duplicate", scheme.never_dedupes()),
         ("handshake by POST", scheme.answers(&Method::POST)),
         ("handshake by GET", scheme.answers(&Method::GET)),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
 use super::{FastTierKind, Guard, Tolerance};
+use crate::provider::Binds;
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -424,9 +425,16 @@ fn provider_requests(source: &Reading, traits: &Traits) {
         } else {
             ""
         };
+        let what = match traits.facts.binds {
+            Binds::Fields => {
+                "can send another event under its signature, which covers a few fields only, and it takes effect"
+            }
+            Binds::Body | Binds::Nothing => {
+                "can send its body again under a new id, and it takes effect again"
+            }
+        };
         let message = format!(
-            "this provider's signature does not cover the event id: who captures one request can send its body again \
-             under a new id, and it takes effect again{hint}"
+            "this provider's signature does not cover the event id: who captures one request {what}{hint}"
         );
         tell(table, Severity::Warning, "provider", message);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::load::parse_with;
 use super::source::{Providers, Quirk, Traits};
 use super::*;
-use crate::provider::Facts;
+use crate::provider::{Binds, Facts};
 use crate::settings::{File, Problem};
 
 const CANARY: &str = "canary-secret-55d1";
@@ -634,6 +634,8 @@ fn a_guard_is_for_signed_requests_with_ids_that_are_not_signed() {
         &open,
         &[("", &["does not cover the event id", "guard = \"refuse\" refuses it", "hapax.guard"])],
     );
+    let loose = Traits { facts: Facts { binds: Binds::Fields, ..Facts::default() }, ..open.clone() };
+    warns_with(&loose, &[("", &["another event under its signature", "a few fields only"])]);
     for word in ["report", "refuse"] {
         takes_with(&open, &[&guard(word)]);
         let config = parse(&guard(word), &open).unwrap().config;

@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
+mod answers;
 mod batch;
 mod batching;
 mod commit_truth;

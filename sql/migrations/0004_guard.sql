@@ -13,7 +13,7 @@ create index guard_received_at on hapax.guard using brin (received_at) with (aut
 
 -- hapax.record, for events of which some have a guard: what is signed and by whom it is owned. Beside its outcomes:
 --   g  guarded: what is signed belongs to another event, and refuses says so; nothing is recorded, no effect is called
---   A  as a, but what is signed belongs to another event
+-- repeated says so of each event; of one that is new and stays, it is to be reported.
 --
 -- Guards are taken before ledger rows, in one order, so that no two gateways wait for each other. An event that is in
 -- the ledger already is never refused: it is a duplicate, and the answer to it is that of the first time.
@@ -25,7 +25,7 @@ create function hapax.record_guarded(
     ledger_lock_timeout text, commit_mode text, effect_budget interval,
     guards bytea[], owners bytea[], refuses boolean[],
     out generation bytea, out outcomes text, out row_digests bytea[], out row_statuses text[],
-    out sqlstates text[], out messages text[]
+    out sqlstates text[], out messages text[], out repeated boolean[]
 ) language plpgsql volatile as
 $$
 #variable_conflict use_variable
@@ -35,7 +35,6 @@ declare
     taken bytea[] := '{}';
     locked bytea[] := '{}';
     dropped bytea[];
-    repeated boolean[];
     given integer[];
     letters text[];
     recorded record;
@@ -85,8 +84,11 @@ begin
     for i in 1..total loop
         if guards[i] = any (locked) then
             outcome[i] := 'l';
-        elsif repeated[i] and refuses[i] and not exists (select from hapax.ledger l where l.key = keys[i]) then
-            outcome[i] := 'g';
+        elsif repeated[i] and refuses[i] then
+            -- By itself, so that the usual event costs no query.
+            if not exists (select from hapax.ledger l where l.key = keys[i]) then
+                outcome[i] := 'g';
+            end if;
         end if;
     end loop;
 
@@ -138,8 +140,6 @@ begin
     for i in 1..total loop
         if outcome[i] = 'g' and guards[i] = any (dropped) then
             outcome[i] := 'n';
-        elsif repeated[i] and (outcome[i] = 'a' or outcome[i] = 'o' and row_statuses[i] <> 'rejected') then
-            outcome[i] := 'A';
         end if;
     end loop;
     outcomes := array_to_string(outcome, '');

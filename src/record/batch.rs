@@ -425,7 +425,6 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
         ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
         ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
         ('a' | 'o', ..) => Some(Outcome::Accepted { repeated: false }),
-        ('A', ..) => Some(Outcome::Accepted { repeated: true }),
         ('g', ..) => Some(Outcome::Repeated),
         ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
         ('f', _, _, (Some(sqlstate), Some(message))) => {
@@ -435,7 +434,8 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
         ('n', ..) => Some(Outcome::NotTried),
         _ => None,
     });
-    let outcomes: Option<Vec<Outcome>> = outcomes.collect();
+    let mut outcomes: Option<Vec<Outcome>> = outcomes.collect();
+    guarded::mark(row, outcomes.iter_mut().flatten())?;
     Ok(generation.zip(outcomes).map(|(generation, outcomes)| Written { generation, outcomes }))
 }
 

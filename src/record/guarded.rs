@@ -3,9 +3,10 @@
 //! Invariant: what is signed is claimed in the transaction of the event that brings it, so that neither a crash nor two
 //! gateways at once leave room for a second event under the same signature.
 
+use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::batch::{Delivery, TYPES};
+use super::batch::{Delivery, Outcome, TYPES};
 
 /// Takes three parameters more than the plain one.
 pub(super) const RECORD: &str = include_str!("../../sql/queries/record_guarded.sql");
@@ -37,4 +38,22 @@ impl<'d> Guards<'d> {
 pub(super) fn types() -> Vec<Type> {
     let more = [Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::BOOL_ARRAY];
     TYPES.into_iter().chain(more).collect()
+}
+
+/// Marks what is accepted although its signed bytes belong to another event; only this statement says it.
+pub(super) fn mark<'o>(
+    row: &Row,
+    outcomes: impl Iterator<Item = &'o mut Outcome>,
+) -> Result<(), tokio_postgres::Error> {
+    const COLUMN: &str = "repeated";
+    if !row.columns().iter().any(|column| column.name() == COLUMN) {
+        return Ok(());
+    }
+    let flags: Vec<bool> = row.try_get(COLUMN)?;
+    for (outcome, flag) in outcomes.zip(flags) {
+        if let Outcome::Accepted { repeated } = outcome {
+            *repeated = flag;
+        }
+    }
+    Ok(())
 }

@@ -61,6 +61,15 @@ async fn rows(scene: &Scene) -> Result<(i64, i64)> {
     Ok((row.get(0), row.get(1)))
 }
 
+/// Deletes what Redis knows.
+async fn forget(scene: &Scene) -> Result<()> {
+    let mut redis = scene.redis().await?;
+    for key in scene.markers().await?.into_keys() {
+        redis::cmd("DEL").arg(key).query_async::<i64>(&mut redis).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_captured_body_under_a_fresh_id_is_refused_reported_or_not_looked_at() -> Result<()> {
     let scene = Scene::new().await?;
@@ -233,10 +242,7 @@ async fn a_killed_gateway_leaves_no_hole() -> Result<()> {
     let mut client = gateway.client()?;
     // Remembered over the restart, with Redis and without.
     assert_eq!(told(&send(&mut client, "refuse", "{\"a\":1}", "fresh").await?), (401, "refused"));
-    let mut redis = scene.redis().await?;
-    for key in scene.markers().await?.into_keys() {
-        redis::cmd("DEL").arg(key).query_async::<i64>(&mut redis).await?;
-    }
+    forget(&scene).await?;
     assert_eq!(told(&send(&mut client, "refuse", "{\"a\":1}", "fresh").await?), (401, "refused"));
     assert_eq!(told(&send(&mut client, "refuse", "{\"a\":1}", "one").await?), (200, "duplicate"));
     // What was lost may be sent again, under its own id; then nobody else may.
@@ -289,5 +295,41 @@ async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()
     assert_eq!(post("t3", &[("e", "raise"), ("f", "raise")]).await?, told(503, "2 unavailable"));
     assert_eq!(post("t3", &[("g", "")]).await?, told(200, "1 accepted"));
     assert_eq!(effects(&scene, "list").await?, ["a", "b", "d", "g"]);
+    Ok(())
+}
+
+/// What was accepted once is a duplicate from then on, whatever the source does about signed bytes by then.
+#[tokio::test]
+async fn another_setting_changes_no_answer_to_what_is_known() -> Result<()> {
+    let scene = Scene::new().await?;
+    let start = async |guard: &str| {
+        let guard = format!("source.refuse.guard = \"{guard}\"");
+        let gateway = scene.gateway(&[&SOURCES[..], &[&*guard]].concat()).await?;
+        ready(&gateway).await?;
+        anyhow::Ok(gateway)
+    };
+    let body = "{\"a\":1}";
+    let report = start("report").await?;
+    for id in ["one", "two"] {
+        assert_eq!(told(&send(&mut report.client()?, "refuse", body, id).await?), (200, "accepted"));
+    }
+    for (guard, forgotten) in [("refuse", true), ("off", false), ("report", false), ("refuse", false)] {
+        if forgotten {
+            forget(&scene).await?;
+        }
+        let gateway = start(guard).await?;
+        let mut client = gateway.client()?;
+        for id in ["one", "two"] {
+            for _ in 0..2 {
+                let answer = send(&mut client, "refuse", body, id).await?;
+                assert_eq!(told(&answer), (200, "duplicate"), "{guard} {id}");
+            }
+        }
+    }
+    assert_eq!(effects(&scene, "refuse").await?, ["one", "two"]);
+    assert_eq!(
+        told(&send(&mut start("refuse").await?.client()?, "refuse", body, "three").await?),
+        (401, "refused")
+    );
     Ok(())
 }

@@ -233,11 +233,11 @@ impl FastTier {
     /// The marker replaces whatever stands there. That is safe, since it states a fact: a lease that it replaces
     /// belongs to a delivery that will find the row in Postgres, and a marker of a later generation that it might
     /// replace costs one question more.
-    pub fn settle(&self, event: &Event, digest: Digest, generation: Generation) {
-        let digest = ShortDigest::of(digest);
-        self.remember(event.key, digest, generation, Instant::now());
+    pub fn settle(&self, event: &Event, stamp: Digest, generation: Generation) {
+        let digest = ShortDigest::of(stamp);
+        self.remember(event.tier_key(), digest, generation, Instant::now());
         if let Some(redis) = &self.redis {
-            redis.settle(&event.key, marker::done(generation, digest));
+            redis.settle(&event.tier_key(), marker::done(generation, digest));
         }
     }
 

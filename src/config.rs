@@ -33,7 +33,9 @@ use rustls::ClientConfig;
 pub use self::changes::Changes;
 pub use self::files::{Files, Look, Looks};
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
+pub use crate::guard::Guard;
 use crate::json::{Found, Pointer, Pointers, Slot};
+pub use crate::provider::Ack;
 use crate::provider::{Key, Scheme};
 use crate::tls::{Authorities, Identity};
 
@@ -325,6 +327,8 @@ pub struct Source {
     pub lock: Option<LockRule>,
     /// `effect = "schema.function" | "rust:NAME" | "none"`
     pub effect: Effect,
+    /// `guard = "off" | "report" | "refuse"`: signed bytes that come again under another id.
+    pub guard: Guard,
     /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
     pub batch_items_max: usize,
     /// `on_mismatch = "report" | "refuse" | "accept"`
@@ -339,7 +343,7 @@ pub struct Source {
     pub deadline: Duration,
     /// `headers = ["..."]`: kept with the event, lower case; never one that carries a secret.
     pub headers: Vec<http::HeaderName>,
-    /// `ack = { status = 200, body = "", type = "text/plain" }`
+    /// `ack = { status = 200, body = "", type = "text/plain", reject = 401, … }`; what it leaves out is the scheme's.
     pub ack: Ack,
 }
 
@@ -347,8 +351,9 @@ impl Source {
     /// A source with nothing but a name, a scheme and keys; everything else is what the settings default to.
     #[must_use]
     pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
-        let ack = Ack { status: http::StatusCode::OK, body: bytes::Bytes::new(), content_type: None };
+        let (ack, guard) = (scheme.ack.clone(), scheme.guard);
         Self {
+            guard,
             name: name.into(),
             scheme,
             keys,
@@ -440,15 +445,4 @@ pub enum Tolerance {
     Off,
     /// Both ways, inclusive.
     Within(Duration),
-}
-
-/// The answer that counts as success at this provider.
-#[derive(Debug, Clone)]
-pub struct Ack {
-    /// 200..=299.
-    pub status: http::StatusCode,
-    /// Body.
-    pub body: bytes::Bytes,
-    /// Content type, if there is a body.
-    pub content_type: Option<http::HeaderValue>,
 }

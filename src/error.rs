@@ -101,6 +101,7 @@ codes! {
     TimestampFuture "timestamp_future" "A timestamp ahead of the clock by more than the tolerance.",
     SignedPartMissing "signed_part_missing" "Something that the scheme signs is not in the request.",
     SignedOtherwise "signed_otherwise" "It is said to be signed in a way that the scheme does not take.",
+    SignatureReused "signature_reused" "What is signed came before under another id, and the source refuses that (guard).",
     BodyHashMismatch "body_hash_mismatch" "The body does not hash to what the request says.",
     UrlHashMismatch "url_hash_mismatch" "The public URL, with path and query as received, does not hash to what the request says.",
     ClaimMismatch "claim_mismatch" "A claim of the token, or of its header, is missing or not what it has to be.",

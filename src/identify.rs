@@ -20,6 +20,7 @@ use ring::digest::{Context, SHA256};
 use crate::body::Received;
 use crate::config::{OnMismatch, Source};
 use crate::error::Code;
+use crate::guard::{Watch, watch};
 use crate::json::{Found, Slot};
 use crate::parts::{self, Fault, NoList, Parts};
 use crate::provider::place::Rule;
@@ -93,8 +94,28 @@ pub struct Event {
     pub headers: Arc<str>,
     /// Its place in a batch, from 0.
     pub item: Option<u32>,
+    /// What is signed, if that is watched.
+    pub guard: Option<Box<Watch>>,
     /// Whether it has an id of its own. An item of a batch without one is recorded, and no effect is called for it.
     pub identified: bool,
+}
+
+impl Event {
+    /// Its key in the fast tier. Another one while signed bytes are watched, so that no marker of the time before or
+    /// after is taken for one that vouches for them.
+    #[must_use]
+    pub fn tier_key(&self) -> EventKey {
+        match self.guard {
+            None => self.key,
+            Some(_) => EventKey::of_parts(&[b"guarded", &self.key.0]),
+        }
+    }
+
+    /// What has to be the same in another delivery for it to be answered without Postgres.
+    #[must_use]
+    pub fn stamp(&self) -> Digest {
+        self.guard.as_ref().map_or(self.digest, |guard| guard.stamp(self.digest))
+    }
 }
 
 /// What a request brings.
@@ -107,6 +128,13 @@ pub enum Content {
 }
 
 impl Content {
+    fn events(&mut self) -> &mut [Event] {
+        match self {
+            Self::Event(event) => std::slice::from_mut(event),
+            Self::Batch(events) => events,
+        }
+    }
+
     /// The event of a request that is no batch.
     #[must_use]
     pub fn into_event(self) -> Option<Event> {
@@ -137,12 +165,15 @@ impl Identified {
 /// # Errors
 /// One of the `Id*` or `Batch*` codes, or `BodyNotJson`.
 pub fn identify(verified: Verified) -> Result<Identified, Code> {
-    let (received, signed_id) = verified.into_parts();
+    let (received, signed_id, signed_bytes) = verified.into_parts();
     let source = Arc::clone(&received.source);
-    let content = match &source.scheme.batch {
+    let mut content = match &source.scheme.batch {
         None => Content::Event(single(&source, signed_id, &received)?),
         Some(batch) => Content::Batch(items(&source, batch, &received)?),
     };
+    if let Some(signed) = signed_bytes {
+        watch(&source.name, source.guard, signed, content.events());
+    }
     Ok(Identified { source, content })
 }
 
@@ -220,6 +251,7 @@ fn event(
         headers,
         body,
         item,
+        guard: None,
         identified,
     }
 }

@@ -19,6 +19,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
+use tracing::warn;
 
 use crate::body;
 use crate::challenge::{self, Handover, Reply, Unsigned};
@@ -172,8 +173,9 @@ impl Gateway {
                 work.await.unwrap_or_else(|lost| Err(internal(&lost.to_string())))
             }
             Ok(Arrived::Event(source, event)) => {
-                if let Some(committed) = visit.view.tier.recall(&event.key, Instant::now()) {
-                    visit.end(Ok(known(&event, committed, Tier::Memory)))
+                let recalled = visit.view.tier.recall(&event.tier_key(), Instant::now());
+                if let Some(outcome) = recalled.and_then(|is| recognised(&event, is, Tier::Memory)) {
+                    visit.end(Ok(outcome))
                 } else {
                     // ‖ From here on a client that goes away changes nothing.
                     let gateway = Arc::clone(&self);
@@ -205,14 +207,15 @@ impl View {
         }
     }
 
-    /// Finds the source that the path names, and whether it takes such a request at all.
-    fn admit(&self, head: &Parts, found: &mut Option<Arc<Source>>) -> Result<Arc<Source>, Failure> {
+    /// The source that the path names.
+    fn source_of(&self, head: &Parts) -> Option<&Arc<Source>> {
+        head.uri.path().strip_prefix("/in/").and_then(|name| self.sources.get(name))
+    }
+
+    /// Whether the source that the path names takes such a request at all.
+    fn admit(&self, head: &Parts) -> Result<Arc<Source>, Failure> {
         let refuse = |code| Err(Failure::new(Stage::Accept, code));
-        let Some(source) = head.uri.path().strip_prefix("/in/").and_then(|name| self.sources.get(name))
-        else {
-            return refuse(Code::UnknownSource);
-        };
-        *found = Some(Arc::clone(source));
+        let Some(source) = self.source_of(head) else { return refuse(Code::UnknownSource) };
         if head.method != Method::POST && !source.scheme.answers(&head.method) {
             return refuse(Code::MethodNotAllowed);
         }
@@ -232,7 +235,7 @@ impl View {
         deadline: Instant,
         times: &mut Times,
     ) -> Delivered {
-        match gateway.flights.join(event.key, event.digest, self.in_flight.waiters_max) {
+        match gateway.flights.join(event.tier_key(), event.stamp(), self.in_flight.waiters_max) {
             Seat::Leader(leader) => {
                 let delivered = self.deliver(&gateway.metrics, source, event, deadline, times).await;
                 leader.land(&delivered);
@@ -264,21 +267,24 @@ impl View {
     ) -> Delivered {
         let started = Instant::now();
         let wait = self.in_flight.wait.min(deadline.saturating_duration_since(started));
-        let claim = self.tier.claim(&event.key, wait).await;
+        let claim = self.tier.claim(&event.tier_key(), wait).await;
         times.claim = started.elapsed();
         metrics.claimed(times.claim);
         let (lease, how) = match claim.map_err(tier_refused)? {
-            Claim::Done(committed) => return Ok(known(event, committed, Tier::Redis)),
+            Claim::Done(committed) => match recognised(event, committed, Tier::Redis) {
+                Some(outcome) => return Ok(outcome),
+                None => (None, How::Batched),
+            },
             Claim::Held(lease) => (Some(lease), How::Batched),
             Claim::Unclaimed => (None, How::Batched),
             Claim::Foreign => (None, How::Alone),
         };
         let started = Instant::now();
-        let recorded = self.record(source, event, deadline, how).await;
+        let recorded = self.record(metrics, source, event, deadline, how).await;
         times.record = started.elapsed();
         metrics.recorded(times.record);
         if let (Err(_), Some(lease)) = (&recorded, lease) {
-            self.tier.release(&event.key, lease).await;
+            self.tier.release(&event.tier_key(), lease).await;
         }
         recorded
     }
@@ -297,15 +303,15 @@ impl View {
             return Ok(Outcome::Empty);
         }
         let started = Instant::now();
-        let keys: Vec<_> = events.iter().map(|event| event.key).collect();
+        let keys: Vec<_> = events.iter().map(|event| event.tier_key()).collect();
         let done = self.tier.recognise(&keys).await.map_err(tier_refused)?;
         times.claim = started.elapsed();
         metrics.claimed(times.claim);
         let started = Instant::now();
         let results = join_all(events.iter().zip(done).map(async |(event, done)| {
-            let result = match done {
-                Some((committed, tier)) => Ok(known(event, committed, tier)),
-                None => self.record(source, event, deadline, How::Batched).await,
+            let result = match done.and_then(|(committed, tier)| recognised(event, committed, tier)) {
+                Some(outcome) => Ok(outcome),
+                None => self.record(metrics, source, event, deadline, How::Batched).await,
             };
             (event.identified, result)
         }));
@@ -318,18 +324,31 @@ impl View {
     /// record → settle
     async fn record(
         &self,
+        metrics: &Metrics,
         source: &Arc<Source>,
         event: &Arc<Event>,
         deadline: Instant,
         how: How,
     ) -> Delivered {
-        let recorded = self.recorder.record(source, event, deadline, how).await.map_err(not_recorded)?;
-        let (outcome, digest) = match recorded.verdict() {
-            Verdict::Accepted => (Outcome::Accepted, event.digest),
-            Verdict::Rejected => (Outcome::Rejected, event.digest),
-            Verdict::Known(digest) => (known(event, ShortDigest::of(digest), Tier::Postgres), digest),
+        let recorded = self.recorder.record(source, event, deadline, how).await;
+        if recorded.as_ref().is_err_and(|error| error.code == Code::SignatureReused) {
+            metrics.signature_reused("refuse");
+        }
+        let recorded = recorded.map_err(not_recorded)?;
+        let (outcome, stamp) = match recorded.verdict() {
+            Verdict::Accepted => (Outcome::Accepted, event.stamp()),
+            Verdict::Rejected => (Outcome::Rejected, event.stamp()),
+            Verdict::Known(digest) if digest == event.digest => {
+                (Outcome::Duplicate(Tier::Postgres), event.stamp())
+            }
+            Verdict::Known(digest) => (Outcome::Mismatch(Tier::Postgres), digest),
         };
-        self.tier.settle(event, digest, recorded.generation());
+        if recorded.is_repeated() {
+            let (source, id) = (&*source.name, event.id.escape_debug());
+            warn!(source, event.id = %id, "what is signed came before under another id; the event is accepted");
+            metrics.signature_reused("report");
+        }
+        self.tier.settle(event, stamp, recorded.generation());
         Ok(outcome)
     }
 }
@@ -427,11 +446,13 @@ async fn receive(
     visit: &mut Visit,
 ) -> Result<Arrived, Failure> {
     let overloaded = |_| Failure::new(Stage::Accept, Code::Overloaded);
-    visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let trace = &mut visit.trace;
     let (head, body) = request.into_parts();
+    // Known before the limit is looked at: a provider may need another status than 503.
+    trace.source = visit.view.source_of(&head).cloned();
+    visit.permit = Some(Arc::clone(&gateway.requests).try_acquire_owned().map_err(overloaded)?);
     let body_timeout = visit.view.body_timeout;
-    let source = match visit.view.admit(&head, &mut trace.source) {
+    let source = match visit.view.admit(&head) {
         Ok(source) => source,
         Err(refused) => {
             body::discard(&head, body, visit.started + body_timeout).await;
@@ -483,12 +504,13 @@ fn refused_handshake(code: Code) -> Failure {
     Failure::new(Stage::Challenge, code)
 }
 
-/// The event is committed: with this body, or with another one.
-fn known(event: &Event, committed: ShortDigest, tier: Tier) -> Outcome {
-    if committed == ShortDigest::of(event.digest) {
-        Outcome::Duplicate(tier)
+/// The event is committed: with this body, or with another one. `None` if what is signed is watched and not known to the
+/// tier: only Postgres can say whose it is.
+fn recognised(event: &Event, committed: ShortDigest, tier: Tier) -> Option<Outcome> {
+    if committed == ShortDigest::of(event.stamp()) {
+        Some(Outcome::Duplicate(tier))
     } else {
-        Outcome::Mismatch(tier)
+        event.guard.is_none().then_some(Outcome::Mismatch(tier))
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`effect`] | what happens once for each event, where it is written in Rust |
 //! | [`handover`] | secrets that providers hand over |
+//! | [`guard`] | signed bytes that come again under another id |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -37,6 +38,7 @@ pub mod error;
 mod fixture;
 pub mod flight;
 pub mod generation;
+pub mod guard;
 pub mod handover;
 pub mod identify;
 pub mod ingest;

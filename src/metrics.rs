@@ -86,6 +86,11 @@ struct StageLabels {
     stage: Word,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GuardLabels {
+    guard: Word,
+}
+
 /// The stages whose time is measured.
 #[derive(Debug)]
 struct Stages {
@@ -126,6 +131,7 @@ pub struct Metrics {
     redis_failures: Family<TroubleLabels, Counter>,
     markers_dropped: Counter,
     breaker_openings: Counter,
+    signatures_reused: Family<GuardLabels, Counter>,
     redis_in_use: Gauge,
     /// Connections from providers that are open.
     pub connections: Gauge,
@@ -214,6 +220,7 @@ impl Metrics {
             redis_failures: Family::default(),
             markers_dropped: Counter::default(),
             breaker_openings: Counter::default(),
+            signatures_reused: Family::default(),
             redis_in_use: Gauge::default(),
             connections: Gauge::default(),
             requests_in_flight: Gauge::default(),
@@ -249,6 +256,11 @@ impl Metrics {
             "breaker_openings",
             "Times that Redis was taken out of the path",
             self.breaker_openings.clone(),
+        );
+        r.register(
+            "signatures_reused",
+            "Events whose signed bytes came before under another id, by what their source does then",
+            self.signatures_reused.clone(),
         );
         r.register("redis_in_use", "1 while Redis is in the path", self.redis_in_use.clone());
         r.register("connections", "Open connections from providers", self.connections.clone());
@@ -303,6 +315,11 @@ impl Metrics {
     /// From the head to the answer.
     pub fn finished(&self, took: Duration) {
         self.stage_seconds.total.observe(took.as_secs_f64());
+    }
+
+    /// Signed bytes came again under another id.
+    pub fn signature_reused(&self, guard: &'static str) {
+        self.signatures_reused.get_or_create(&GuardLabels { guard: Word(guard) }).inc();
     }
 
     /// A batch is committed.

@@ -5,6 +5,8 @@
 //! with the line. Invariant: what decides about trust (algorithm, labels, places) comes from here, never from a
 //! request; no request is seen here.
 
+mod ack;
+mod facts;
 pub(crate) mod handshake;
 pub(crate) mod jwt;
 mod key;
@@ -16,15 +18,17 @@ pub(crate) mod template;
 pub(crate) mod token_key;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{HeaderName, Method};
 use jiff::Timestamp;
 
 use crate::config::Tolerance;
+use crate::guard::Guard;
 use crate::json::{Pointers, Slot};
 use crate::settings::{File, Severity};
 
+pub use ack::Ack;
+pub use facts::{Binds, Facts};
 pub use key::Key;
 
 use handshake::Handshakes;
@@ -56,6 +60,7 @@ presets! {
     "box",
     "box-escaped",
     "braintree",
+    "brevo",
     "calendly",
     "chargebee",
     "circleci",
@@ -174,6 +179,10 @@ pub struct Scheme {
     pub(crate) event: EventRules,
     pub(crate) batch: Option<BatchRules>,
     pub(crate) handshakes: Handshakes,
+    /// What the provider is answered.
+    pub(crate) ack: Ack,
+    /// What a source does with signed bytes that come again under another id, unless it says otherwise.
+    pub(crate) guard: Guard,
     sample: Option<String>,
 }
 
@@ -246,45 +255,6 @@ pub(crate) enum DigestRule {
 impl Default for DigestRule {
     fn default() -> Self {
         Self::Without(Vec::new())
-    }
-}
-
-/// What is known of a provider's behaviour; used for defaults and by `check`.
-#[derive(Debug, Clone)]
-pub struct Facts {
-    /// How long the provider retries by itself.
-    pub retry_window: Option<Duration>,
-    /// How long an operator can resend by hand.
-    pub resend_window: Option<Duration>,
-    /// How long the provider waits for an answer.
-    pub answer_deadline: Option<Duration>,
-    /// The largest body it sends, in bytes.
-    pub body_max: Option<usize>,
-    /// Whether the provider retries by itself.
-    pub retries: bool,
-    /// Whether the signature covers the id.
-    pub id_signed: bool,
-    /// JSON pointers to parts of the body that change between two attempts of one event. The digest leaves them out.
-    pub volatile: Vec<String>,
-    /// Keys of facts that are from memory: nobody has checked them against a document.
-    pub unchecked: Vec<String>,
-    /// Where the facts are from.
-    pub source: Option<String>,
-}
-
-impl Default for Facts {
-    fn default() -> Self {
-        Self {
-            retry_window: None,
-            resend_window: None,
-            answer_deadline: None,
-            body_max: None,
-            retries: true,
-            id_signed: false,
-            volatile: Vec::new(),
-            unchecked: Vec::new(),
-            source: None,
-        }
     }
 }
 
@@ -375,10 +345,31 @@ impl Scheme {
         self.batch.is_none() && self.event.ids.is_empty()
     }
 
+    /// Whether signed bytes can be watched: those of a whole request, whose events can be told apart.
+    #[must_use]
+    pub fn can_guard(&self) -> bool {
+        matches!(self.kind, Kind::Signed { .. }) && self.every.is_none() && !self.never_dedupes()
+    }
+
     /// Whether a request brings a list of events.
     #[must_use]
     pub fn is_batch(&self) -> bool {
         self.batch.is_some()
+    }
+
+    /// How a request is authenticated, as the settings name it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match &self.kind {
+            Kind::Signed { algorithm: Algorithm::Hmac(_), .. } => "hmac",
+            Kind::Signed { algorithm: Algorithm::Hash(_), .. } => "hash",
+            Kind::Signed { algorithm: Algorithm::Ed25519, .. } => "ed25519",
+            Kind::Signed { algorithm: Algorithm::EcdsaP256(_), .. } => "ecdsa-p256",
+            Kind::Signed { algorithm: Algorithm::RsaPkcs1(_), .. } => "rsa-pkcs1",
+            Kind::Token => "token",
+            Kind::Basic => "basic",
+            Kind::Jwt(_) => "jwt",
+        }
     }
 
     /// The rules for the id, as they were written.
@@ -559,6 +550,8 @@ fn with_times(text: String, now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::fixture::read_scheme;
 
     use super::*;

@@ -7,6 +7,7 @@
 //! time; what arrives meanwhile is the next batch. Nothing waits for a batch to fill.
 
 mod batch;
+mod guarded;
 mod lane;
 mod single;
 mod statement;
@@ -35,6 +36,7 @@ use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, W
 pub struct Recorded {
     verdict: Verdict,
     generation: Generation,
+    repeated: bool,
 }
 
 /// What Postgres knows of an event.
@@ -53,6 +55,12 @@ impl Recorded {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict
+    }
+
+    /// Whether it is new, and what is signed came before under another id.
+    #[must_use]
+    pub fn is_repeated(&self) -> bool {
+        self.repeated
     }
 
     /// The history in which it is committed.
@@ -324,9 +332,14 @@ enum Attempt {
 
 impl Outcome {
     fn into_reply(self, generation: Generation) -> Reply {
-        let recorded = |verdict| Ok(Recorded { verdict, generation });
+        let recorded = |verdict| Ok(Recorded { verdict, generation, repeated: false });
         match self {
-            Self::Accepted => recorded(Verdict::Accepted),
+            Self::Accepted { repeated } => Ok(Recorded { verdict: Verdict::Accepted, generation, repeated }),
+            Self::Repeated => Err(RecordError::new(
+                Code::SignatureReused,
+                Dependency::None,
+                "what is signed belongs to another event",
+            )),
             Self::Rejected { .. } => recorded(Verdict::Rejected),
             Self::Known(digest) => recorded(Verdict::Known(digest)),
             Self::Failed { cause, .. } => {

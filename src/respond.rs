@@ -54,8 +54,8 @@ pub struct Tally {
 pub static HAPAX_ITEMS: HeaderName = HeaderName::from_static("hapax-items");
 
 /// What can become of an item.
-const WORDS: [&str; 7] =
-    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "in_flight", "unavailable"];
+const WORDS: [&str; 8] =
+    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "refused", "in_flight", "unavailable"];
 
 impl Tally {
     /// Counts the items' results. A retry of the provider's then brings only what is missing.
@@ -87,16 +87,17 @@ impl Tally {
     }
 }
 
-/// 503 over 409 over 422 over success, in which the most telling word stands for all.
+/// Unavailable over in flight over refused over success, in which the most telling word stands for all. Not by the
+/// status, which is the provider's.
 fn rank(verdict: Verdict) -> u8 {
-    match (verdict.status, verdict.outcome) {
-        (StatusCode::SERVICE_UNAVAILABLE, _) => 9,
-        (StatusCode::CONFLICT, _) => 8,
-        (StatusCode::UNPROCESSABLE_ENTITY, _) => 7,
-        (_, "accepted") => 4,
-        (_, "rejected") => 3,
-        (_, "mismatch") => 2,
-        _ => 1,
+    match (verdict.outcome, verdict.code) {
+        ("unavailable", _) => 9,
+        ("in_flight", _) => 8,
+        ("accepted", _) => 4,
+        ("rejected", _) => 3,
+        ("mismatch", "none") => 2,
+        (_, "none") => 1,
+        _ => 7,
     }
 }
 
@@ -139,6 +140,7 @@ pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
         Ok(Outcome::Accepted | Outcome::Duplicate(_) | Outcome::Handshake(_) | Outcome::Empty) => "INFO",
         Ok(Outcome::Batch(tally)) if tally.failure.is_none() => "INFO",
         Err(failure) if failure.code == Code::Internal => "ERROR",
+        Err(failure) if failure.code == Code::SignatureReused => "WARN",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
         Ok(Outcome::Mismatch(_) | Outcome::Rejected | Outcome::Batch(_)) | Err(_) => "WARN",
     }
@@ -150,8 +152,22 @@ pub fn verdict(source: Option<&Source>, result: &Result<Outcome, Failure>) -> Ve
     match (result, source) {
         (Ok(outcome), Some(source)) => committed(source, outcome),
         (Ok(_), None) => failed(Code::Internal),
-        (Err(failure), _) => failed(failure.code),
+        (Err(failure), Some(source)) => understood(source, failed(failure.code)),
+        (Err(failure), None) => failed(failure.code),
     }
+}
+
+/// The failure in the statuses that this provider understands: some take another one than 401 for a bad signature, and
+/// some discard an event after a status that others send it again for.
+fn understood(source: &Source, failure: Verdict) -> Verdict {
+    let status = match (failure.outcome, failure.status) {
+        (_, StatusCode::UNAUTHORIZED) => source.ack.reject,
+        ("in_flight" | "unavailable", _) | (_, StatusCode::REQUEST_TIMEOUT) => {
+            source.ack.retry.unwrap_or(failure.status)
+        }
+        (_, status) => status,
+    };
+    Verdict { status, ..failure }
 }
 
 fn committed(source: &Source, outcome: &Outcome) -> Verdict {
@@ -190,6 +206,7 @@ fn failed(code: Code) -> Verdict {
         | Code::TimestampFuture
         | Code::SignedPartMissing
         | Code::SignedOtherwise
+        | Code::SignatureReused
         | Code::BodyHashMismatch
         | Code::UrlHashMismatch
         | Code::ClaimMismatch
@@ -228,7 +245,8 @@ pub fn respond(
     let mut response = match (result, source) {
         (Ok(Outcome::Handshake(reply)), _) => handshake(reply),
         (_, Some(source)) if verdict.code == "none" => acknowledge(source),
-        _ => problem(verdict, retry_after),
+        (_, Some(source)) if is_unauthorized(result) && source.ack.reject_body.is_some() => reject(source),
+        _ => problem(verdict, is_unauthorized(result), retry_after),
     };
     if verdict.status == StatusCode::METHOD_NOT_ALLOWED {
         response.headers_mut().insert(ALLOW, allowed(source));
@@ -240,6 +258,16 @@ pub fn respond(
     }
     response.headers_mut().insert(HAPAX_OUTCOME.clone(), HeaderValue::from_static(verdict.outcome));
     response
+}
+
+/// Whether the sender may not know why.
+fn is_unauthorized(result: &Result<Outcome, Failure>) -> bool {
+    let failure = match result {
+        Err(failure) => Some(failure),
+        Ok(Outcome::Batch(tally)) => tally.failure.as_ref(),
+        Ok(_) => None,
+    };
+    failure.is_some_and(|failure| failed(failure.code).status == StatusCode::UNAUTHORIZED)
 }
 
 fn handshake(reply: &Reply) -> Response<Full<Bytes>> {
@@ -267,9 +295,21 @@ fn acknowledge(source: &Source) -> Response<Full<Bytes>> {
     response
 }
 
+/// The body that the provider wants in place of a problem document.
+fn reject(source: &Source) -> Response<Full<Bytes>> {
+    let body = source.ack.reject_body.clone().unwrap_or_default();
+    let typed = !body.is_empty();
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = source.ack.reject;
+    if typed {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    }
+    response
+}
+
 /// RFC 9457. Whatever was wrong with a signature, the sender sees one and the same body.
-fn problem(verdict: Verdict, retry_after: Duration) -> Response<Full<Bytes>> {
-    let code = if verdict.status == StatusCode::UNAUTHORIZED { "unauthorized" } else { verdict.code };
+fn problem(verdict: Verdict, unauthorized: bool, retry_after: Duration) -> Response<Full<Bytes>> {
+    let code = if unauthorized { "unauthorized" } else { verdict.code };
     let title = verdict.status.canonical_reason().unwrap_or("Error");
     let status = verdict.status.as_u16();
     let body = format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"code":"{code}"}}"#);
@@ -277,8 +317,106 @@ fn problem(verdict: Verdict, retry_after: Duration) -> Response<Full<Bytes>> {
     *response.status_mut() = verdict.status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    if matches!(verdict.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::CONFLICT) {
+    let again = matches!(verdict.outcome, "unavailable" | "in_flight");
+    if again || verdict.code == Code::BodyTooSlow.as_str() {
         headers.insert(RETRY_AFTER, HeaderValue::from(retry_after.as_secs().max(1)));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::provider::Scheme;
+
+    fn of(preset: &str) -> Source {
+        Source::new("s", Scheme::preset(preset).unwrap(), Vec::new())
+    }
+
+    fn failure(code: Code) -> Result<Outcome, Failure> {
+        Err(Failure::new(Stage::Record, code))
+    }
+
+    /// Status, `Retry-After`, content type and body.
+    async fn answer(preset: &str, result: &Result<Outcome, Failure>) -> (u16, bool, String, String) {
+        let response = respond(Some(&of(preset)), result, Duration::from_secs(5));
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let content_type = head.headers.get(CONTENT_TYPE).map_or("", |value| value.to_str().unwrap());
+        (
+            head.status.as_u16(),
+            head.headers.contains_key(RETRY_AFTER),
+            content_type.to_owned(),
+            String::from_utf8(body.to_vec()).unwrap(),
+        )
+    }
+
+    #[tokio::test]
+    async fn each_outcome_that_is_committed_gets_the_success_of_its_provider() {
+        let outcomes = [
+            Outcome::Accepted,
+            Outcome::Duplicate(Tier::Redis),
+            Outcome::Mismatch(Tier::Postgres),
+            Outcome::Rejected,
+            Outcome::Empty,
+            Outcome::Batch(Arc::new(Tally::of(
+                &of("adyen"),
+                vec![(true, Ok(Outcome::Duplicate(Tier::Redis)))],
+            ))),
+        ];
+        for outcome in outcomes {
+            let answered = answer("adyen", &Ok(outcome)).await;
+            assert_eq!(answered, (200, false, "text/plain".to_owned(), "[accepted]".to_owned()));
+        }
+        let answered = answer("dropbox-sign", &Ok(Outcome::Duplicate(Tier::Redis))).await;
+        assert_eq!(answered.3, "Hello API Event Received");
+    }
+
+    #[tokio::test]
+    async fn what_is_to_be_sent_again_has_a_status_after_which_the_provider_sends_again() {
+        for (preset, code, status) in [
+            ("stripe", Code::InFlight, 409),
+            ("stripe", Code::EffectFailed, 503),
+            ("stripe", Code::BodyTooSlow, 408),
+            // Discards an event after any other 4xx, and after any 5xx.
+            ("brevo", Code::InFlight, 429),
+            ("brevo", Code::EffectFailed, 429),
+            ("brevo", Code::PostgresUnavailable, 429),
+            ("brevo", Code::CommitUnknown, 429),
+            ("brevo", Code::Overloaded, 429),
+            ("brevo", Code::BodyTooSlow, 429),
+            ("brevo", Code::BodyTooLarge, 413),
+            ("bitbucket", Code::InFlight, 503),
+        ] {
+            let (got, retry_after, ..) = answer(preset, &failure(code)).await;
+            assert_eq!((got, retry_after), (status, code != Code::BodyTooLarge), "{preset} {code:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bad_signature_gets_the_status_that_its_provider_looks_for_and_never_a_reason() {
+        for code in
+            [Code::SignatureMissing, Code::SignatureMismatch, Code::TimestampStale, Code::HeaderRepeated]
+        {
+            for (preset, status) in [("stripe", 401), ("discord-events", 401), ("gocardless", 498)] {
+                let (got, _, _, body) = answer(preset, &failure(code)).await;
+                assert!(got == status && body.contains("\"unauthorized\""), "{preset} {got} {body}");
+            }
+            assert_eq!(answer("xero", &failure(code)).await, (401, false, String::new(), String::new()));
+        }
+        // Another failure is no refusal of a signature.
+        assert_eq!(answer("gocardless", &failure(Code::IdMissing)).await.0, 422);
+    }
+
+    #[test]
+    fn the_worst_of_a_batch_is_found_whatever_the_statuses_are() {
+        let results = |codes: &[Code]| codes.iter().map(|code| (true, failure(*code))).collect::<Vec<_>>();
+        let brevo = of("brevo");
+        let tally = Tally::of(&brevo, results(&[Code::InFlight, Code::EffectFailed, Code::IdMissing]));
+        assert_eq!((tally.worst.status.as_u16(), tally.worst.outcome), (429, "unavailable"));
+        let tally = Tally::of(&brevo, vec![(true, Ok(Outcome::Accepted)), (true, failure(Code::InFlight))]);
+        assert_eq!((tally.worst.status.as_u16(), tally.worst.outcome), (429, "in_flight"));
+    }
 }

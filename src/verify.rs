@@ -18,6 +18,7 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 use crate::body::Received;
 use crate::config::{Source, Tolerance};
 use crate::error::Code;
+use crate::guard::{Guard, SignedBytes};
 use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Place;
 use crate::provider::signature::{
@@ -38,6 +39,7 @@ pub struct Verified {
     received: Received,
     key: usize,
     signed_id: Option<usize>,
+    signed_bytes: Option<SignedBytes>,
 }
 
 impl Verified {
@@ -54,9 +56,9 @@ impl Verified {
     }
 
     /// The request, and the one id rule whose header was signed if the scheme signs the id: no other header may name
-    /// the event.
-    pub(crate) fn into_parts(self) -> (Received, Option<usize>) {
-        (self.received, self.signed_id)
+    /// the event; and what was signed, if the source watches that.
+    pub(crate) fn into_parts(self) -> (Received, Option<usize>, Option<SignedBytes>) {
+        (self.received, self.signed_id, self.signed_bytes)
     }
 }
 
@@ -65,8 +67,8 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    let (key, signed_id) = check(&received, now)?;
-    Ok(Verified { received, key, signed_id })
+    let Checked { key, signed_id, signed_bytes } = check(&received, now)?;
+    Ok(Verified { received, key, signed_id, signed_bytes })
 }
 
 /// Whether the request offers a signature, right or wrong.
@@ -84,8 +86,15 @@ pub(crate) fn is_signed_with(received: &Received, key: &Key, now: Timestamp) -> 
         && check_parts(&source, &Parts::of(received, &scheme.signed), now).is_ok()
 }
 
-/// The secret that matched, and the id rule whose header was signed.
-type Checked = (usize, Option<usize>);
+/// A request, or an item of one, that is signed.
+struct Checked {
+    /// The secret that matched.
+    key: usize,
+    /// The id rule whose header was signed.
+    signed_id: Option<usize>,
+    /// What was signed, if the source watches that.
+    signed_bytes: Option<SignedBytes>,
+}
 
 fn check(received: &Received, now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
@@ -115,7 +124,8 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
 fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Checked, Code> {
     let scheme = source.scheme.as_ref();
     if let Kind::Jwt(rule) = &scheme.kind {
-        return jwt::check(source, rule, parts, now).map(|key| (key, None));
+        let key = jwt::check(source, rule, parts, now)?;
+        return Ok(Checked { key, signed_id: None, signed_bytes: None });
     }
     let texts = signature_texts(&scheme.sig, parts)?;
     let candidates = candidates(&scheme.sig, &texts)?;
@@ -130,6 +140,7 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     };
     let stamp = stamp(scheme, time.as_deref())?;
     let id = if scheme.signs_id() { Some(signed_id(scheme, parts)?) } else { None };
+    let mut signed_bytes = None;
     let key = match &scheme.kind {
         Kind::Signed { algorithm, sign } => {
             let id = id.as_ref().map(|(_, text)| text.as_ref());
@@ -139,7 +150,11 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
             let body_hash = body_hash.or(Err(Code::BodyHashMismatch))?;
             let key_id = key_id(scheme, parts)?;
             let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash, key_id };
-            signed.check(&source.keys, &scheme.sig, &candidates)?
+            let (key, form) = signed.check(&source.keys, &scheme.sig, &candidates)?;
+            if source.guard != Guard::Off {
+                signed_bytes = Some(signed.bytes(form)?);
+            }
+            key
         }
         // Checked above, in another order.
         Kind::Jwt(_) => return Err(Code::Internal),
@@ -150,7 +165,7 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
         }
     };
     check_age(source, stamp, now)?;
-    Ok((key, id.as_ref().map(|(rule, _)| *rule)))
+    Ok(Checked { key, signed_id: id.as_ref().map(|(rule, _)| *rule), signed_bytes })
 }
 
 /// Of two headers with one name, this check and whoever reads the request next might each take another.
@@ -309,9 +324,16 @@ struct Signed<'t, 'p> {
 }
 
 impl Signed<'_, '_> {
-    /// Which key made one of the signatures. Every key is tried on every one, so that the time taken does not tell
-    /// which one matched.
-    fn check(&self, keys: &[Key], rule: &SigRule, candidates: &[&str]) -> Result<usize, Code> {
+    /// The bytes of that form, without the secret: a new secret makes no other bytes.
+    fn bytes(&self, form: usize) -> Result<SignedBytes, Code> {
+        let sign = self.sign.get(form).ok_or(Code::Internal)?;
+        let content = (Inputs { secret: Some(&[]), ..self.inputs }).content(sign)?;
+        Ok(SignedBytes::of(content.iter().map(AsRef::as_ref)))
+    }
+
+    /// Which key made one of the signatures, and over which form. Every key is tried on every one, so that the time
+    /// taken does not tell which one matched.
+    fn check(&self, keys: &[Key], rule: &SigRule, candidates: &[&str]) -> Result<(usize, usize), Code> {
         match self.algorithm {
             Algorithm::Hmac(hash) => {
                 let tags = decode(rule, hash, candidates)?;
@@ -344,10 +366,10 @@ impl Signed<'_, '_> {
         &self,
         keys: &[Key],
         compare: impl Fn(&Key, &[Cow<'_, [u8]>], &mut Matching<'_>),
-    ) -> Result<usize, Code> {
+    ) -> Result<(usize, usize), Code> {
         let mut matched = Match::default();
         let mut nothing = None;
-        for sign in self.sign {
+        for (form, sign) in (0..).zip(self.sign) {
             if self.body_hash == Hashed::Absent && !sign.has_body() {
                 nothing = Some(Code::BodyNotSigned);
                 continue;
@@ -355,7 +377,9 @@ impl Signed<'_, '_> {
             for (index, key) in (0..).zip(keys) {
                 let secret = key.as_token();
                 match (Inputs { secret, ..self.inputs }).content(sign) {
-                    Ok(content) => compare(key, &content, &mut Matching { matched: &mut matched, index }),
+                    Ok(content) => {
+                        compare(key, &content, &mut Matching { matched: &mut matched, index, form });
+                    }
                     Err(code) => {
                         nothing = Some(code);
                         break;
@@ -366,7 +390,7 @@ impl Signed<'_, '_> {
         match (matched.key(), nothing) {
             // No form could be put together at all.
             (Err(_), Some(code)) if matched.compared == 0 => Err(code),
-            (key, _) => key,
+            (key, _) => Ok((key?, usize::try_from(matched.form).or(Err(Code::Internal))?)),
         }
     }
 }
@@ -392,12 +416,15 @@ fn decode_any(rule: &SigRule, candidates: &[&str]) -> Result<Vec<Vec<u8>>, Code>
 struct Match {
     right: u8,
     key: u64,
+    /// Which form of what is signed.
+    form: u64,
     compared: usize,
 }
 
 impl Match {
-    fn add(&mut self, key: u64, equal: Choice) {
+    fn add(&mut self, key: u64, form: u64, equal: Choice) {
         self.key.conditional_assign(&key, equal);
+        self.form.conditional_assign(&form, equal);
         self.right |= equal.unwrap_u8();
         self.compared += 1;
     }
@@ -414,11 +441,12 @@ impl Match {
 struct Matching<'m> {
     matched: &'m mut Match,
     index: u64,
+    form: u64,
 }
 
 impl Matching<'_> {
     fn add(&mut self, equal: Choice) {
-        self.matched.add(self.index, equal);
+        self.matched.add(self.index, self.form, equal);
     }
 
     fn add_tags(&mut self, expected: &[u8], tags: &[Tag]) {
@@ -442,7 +470,7 @@ fn check_token<'c>(keys: &[Key], given: impl Iterator<Item = &'c [u8]>) -> Resul
     let mut matched = Match::default();
     for (index, key) in (0..).zip(keys).filter_map(|(index, key)| Some((index, key.as_token()?))) {
         for given in &given {
-            matched.add(index, key.ct_eq(given));
+            matched.add(index, 0, key.ct_eq(given));
         }
     }
     matched.key()

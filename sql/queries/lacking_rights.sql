@@ -9,10 +9,13 @@ from (values
     ('insert on hapax.body', has_table_privilege('hapax.body', 'insert')),
     ('select on hapax.key_rule', has_table_privilege('hapax.key_rule', 'select')),
     ('insert on hapax.key_rule', has_table_privilege('hapax.key_rule', 'insert')),
+    ('select on hapax.guard', has_table_privilege('hapax.guard', 'select')),
+    ('insert on hapax.guard', has_table_privilege('hapax.guard', 'insert')),
+    ('delete on hapax.guard', has_table_privilege('hapax.guard', 'delete')),
     ('execute on hapax.record', (
         select bool_and(has_function_privilege(p.oid, 'execute'))
         from pg_catalog.pg_proc p
         where p.pronamespace = 'hapax'::regnamespace
-            and p.proname in ('record', 'close', 'generation', 'hash_of', 'readable')))
+            and p.proname in ('record', 'record_guarded', 'close', 'generation', 'hash_of', 'readable')))
 ) as wanted(what, held)
 where not wanted.held

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::FastTierKind;
 use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
+use super::{FastTierKind, Guard, Tolerance};
+use crate::provider::Binds;
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// What an answer needs to travel back to the provider before its deadline.
@@ -31,6 +32,7 @@ pub(super) fn check(draft: &Draft, sources: &[Reading]) {
         if let Some(traits) = &source.traits {
             provider_patience(draft, source, traits);
             provider_windows(draft, source, traits);
+            provider_clock(source, traits);
             provider_form(source, traits);
         }
     }
@@ -365,6 +367,32 @@ fn provider_windows(draft: &Draft, source: &Reading, traits: &Traits) {
     }
 }
 
+/// A timestamp that is not renewed is as old as the event when a retry comes.
+fn provider_clock(source: &Reading, traits: &Traits) {
+    let (table, facts) = (&source.table, &traits.facts);
+    let tolerance = match source.draft.tolerance {
+        Some(Tolerance::Within(within)) => Some(within),
+        Some(Tolerance::Off) => None,
+        None => traits.tolerance,
+    };
+    let (Some(tolerance), Some(window)) = (tolerance, facts.retry_window) else { return };
+    let what = match facts.timestamp_per_attempt {
+        Some(true) => return,
+        Some(false) => "keep the first attempt's timestamp",
+        None => "may keep the first attempt's timestamp (nobody knows)",
+    };
+    if tolerance < window && !table.failed("tolerance") {
+        let message = format!(
+            "is {}, and {} retries for {}: retries {what}, and would be refused as stale. Set it to \"off\"; a replay of a \
+             recorded event is a duplicate in any case",
+            show_duration(tolerance),
+            traits.name,
+            show_duration(window)
+        );
+        tell(table, Severity::Warning, "tolerance", message);
+    }
+}
+
 fn provider_form(source: &Reading, traits: &Traits) {
     let (table, draft) = (&source.table, &source.draft);
     if let Some(largest) = traits.facts.body_max.filter(|largest| draft.body_max < *largest)
@@ -391,10 +419,24 @@ fn provider_requests(source: &Reading, traits: &Traits) {
         let message =
             "requests of this provider have no id: each is a new event, and no duplicate is recognised";
         tell(table, Severity::Warning, "provider", message.to_owned());
-    } else if !traits.facts.id_signed {
-        let message = "this provider's signature does not cover the event id: who captures one request can send its \
-                       body again under a new id, and it takes effect again";
-        tell(table, Severity::Warning, "provider", message.to_owned());
+    } else if !traits.facts.id_signed && draft.guard == Guard::Off && !table.failed("guard") {
+        let hint = if traits.has(Quirk::Guardable) {
+            ". guard = \"report\" tells of it, guard = \"refuse\" refuses it, for as long as the rows of hapax.guard are kept"
+        } else {
+            ""
+        };
+        let what = match traits.facts.binds {
+            Binds::Fields => {
+                "can send another event under its signature, which covers a few fields only, and it takes effect"
+            }
+            Binds::Body | Binds::Nothing => {
+                "can send its body again under a new id, and it takes effect again"
+            }
+        };
+        let message = format!(
+            "this provider's signature does not cover the event id: who captures one request {what}{hint}"
+        );
+        tell(table, Severity::Warning, "provider", message);
     }
     if traits.has(Quirk::SignsUrl) && draft.public_url.is_none() && !table.failed("public_url") {
         let message = "missing here and in [server], and this provider signs the URL that it was given: without it no \

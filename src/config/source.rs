@@ -7,14 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::HeaderName;
 
 use super::effect::{RUST, check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
-use super::{Ack, Effect, LockRule, OnMismatch, Server, Source, Tolerance};
+use super::{Ack, Effect, Guard, LockRule, OnMismatch, Server, Source, Tolerance};
 use crate::provider::{Facts, Key, Scheme};
 use crate::settings::{Table, nearest};
 
@@ -23,9 +22,6 @@ const SECRETS_MAX: usize = 16;
 
 /// Most headers that are kept with an event.
 const HEADERS_MAX: usize = 64;
-
-/// Largest body of the success answer, in bytes.
-const ACK_BODY_MAX: usize = 64 << 10;
 
 /// Longest scope, in bytes.
 const SCOPE_MAX: usize = 255;
@@ -52,6 +48,10 @@ pub(super) struct Traits {
     pub(super) headers: Vec<String>,
     /// Those of them that hold a signature or token.
     pub(super) secret_headers: Vec<String>,
+    /// How far a timestamp may be from the clock, if the scheme checks it.
+    pub(super) tolerance: Option<Duration>,
+    /// What the preset does with signed bytes that come again under another id.
+    pub(super) guard: Guard,
     pub(super) quirks: Vec<Quirk>,
 }
 
@@ -66,6 +66,8 @@ pub(super) enum Quirk {
     Timeless,
     /// An answer to a handshake depends on the public URL.
     AnswersUrl,
+    /// Signed bytes can be watched.
+    Guardable,
 }
 
 impl Traits {
@@ -96,12 +98,18 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::NeverDedupes, scheme.never_dedupes()),
         (Quirk::Timeless, !scheme.has_time()),
         (Quirk::AnswersUrl, scheme.handshakes.need_url()),
+        (Quirk::Guardable, scheme.can_guard()),
     ];
     Traits {
         name: scheme.name.clone(),
         facts: scheme.facts.clone(),
         headers: names(scheme.headers()),
         secret_headers: names(scheme.signature_headers()),
+        guard: scheme.guard,
+        tolerance: match scheme.tolerance() {
+            Tolerance::Within(within) => Some(within),
+            Tolerance::Off => None,
+        },
         quirks: quirks.into_iter().filter_map(|(quirk, holds)| holds.then_some(quirk)).collect(),
     }
 }
@@ -129,8 +137,9 @@ pub(super) struct Draft {
     effect_batch: bool,
     lock: Option<LockRule>,
     pub(super) on_mismatch: OnMismatch,
+    pub(super) guard: Guard,
     batch_items_max: usize,
-    tolerance: Option<Tolerance>,
+    pub(super) tolerance: Option<Tolerance>,
     id_max: usize,
     pub(super) body_max: usize,
     pub(super) deadline: Duration,
@@ -166,6 +175,7 @@ impl Reading {
             effect,
             lock: draft.lock,
             on_mismatch: draft.on_mismatch,
+            guard: draft.guard,
             batch_items_max: draft.batch_items_max,
             tolerance: draft.tolerance,
             id_max: draft.id_max,
@@ -264,6 +274,7 @@ fn read(
         lock: lock(&mut table, effect.as_deref()),
         effect,
         on_mismatch: on_mismatch(&mut table),
+        guard: guard(&mut table, traits.as_ref()),
         batch_items_max: super::read::count(&mut table, "batch_items_max", 1..=100_000, 1_000),
         tolerance: tolerance(&mut table),
         id_max: super::read::count(&mut table, "id_max", 1..=2_048, 512),
@@ -273,7 +284,8 @@ fn read(
             .unwrap_or_else(|| defaults.deadline(traits.as_ref())),
         headers: headers(&mut table, traits.as_ref()),
     };
-    let ack = ack(&mut table);
+    let preset = scheme.as_ref().map(|scheme| scheme.ack.clone()).unwrap_or_default();
+    let ack = Ack::read(&mut table, &preset);
     Reading { table, draft, scheme, traits, ack }
 }
 
@@ -391,6 +403,40 @@ fn on_mismatch(table: &mut Table) -> OnMismatch {
     table.choice(KEY, &choices).unwrap_or(OnMismatch::Report)
 }
 
+/// Signed bytes that come again under another id.
+fn guard(table: &mut Table, traits: Option<&Traits>) -> Guard {
+    const KEY: &str = "guard";
+    let choices = [Guard::Off, Guard::Report, Guard::Refuse].map(|guard| (guard.as_str(), guard));
+    let written = table.choice(KEY, &choices);
+    let Some(traits) = traits else { return Guard::Off };
+    match written {
+        None => traits.guard,
+        Some(Guard::Off) => {
+            if traits.guard != Guard::Off {
+                let message = "cannot be \"off\": this provider's signature covers no part of the event, and who captures one \
+                               request could send any event under it. Give \"refuse\" or \"report\"";
+                table.error(KEY, message);
+            }
+            Guard::Off
+        }
+        Some(_) if traits.has(Quirk::NeverDedupes) || !traits.has(Quirk::Guardable) => {
+            table.error(
+                KEY,
+                "cannot be: this provider signs nothing, or no whole request, or its requests have no ids. Give \"off\"",
+            );
+            Guard::Off
+        }
+        Some(_) if traits.facts.id_signed => {
+            table.warning(
+                KEY,
+                "has no effect: the id is signed, so that nobody can send the body again under another",
+            );
+            Guard::Off
+        }
+        Some(guard) => guard,
+    }
+}
+
 fn tolerance(table: &mut Table) -> Option<Tolerance> {
     const KEY: &str = "tolerance";
     const MOST: Duration = Duration::from_secs(86_400);
@@ -434,32 +480,4 @@ fn secret_header(name: &str, traits: Option<&Traits>) -> Option<&'static str> {
     }
     let of_scheme = |traits: &Traits| traits.secret_headers.iter().any(|one| one.eq_ignore_ascii_case(name));
     traits.is_some_and(of_scheme).then_some("carries this provider's signature or token")
-}
-
-fn ack(table: &mut Table) -> Option<Ack> {
-    const KEY: &str = "ack";
-    let mut table = match table.table(KEY) {
-        Some(inner) => inner,
-        None if table.failed(KEY) => return None,
-        None => return Some(Ack { status: StatusCode::OK, body: Bytes::new(), content_type: None }),
-    };
-    let status = table.count("status", 200..=299).unwrap_or(200);
-    let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
-    let body = table.text("body").unwrap_or_default();
-    let content_type = table.text("type").unwrap_or_else(|| "text/plain".to_owned());
-    let header = HeaderValue::from_str(&content_type).ok().filter(|_| content_type.contains('/'));
-    if header.is_none() {
-        table.error("type", format!("{content_type:?} is no content type: give one like \"text/plain\""));
-    }
-    if body.len() > ACK_BODY_MAX {
-        table.error("body", format!("has {} bytes, and {ACK_BODY_MAX} are the limit", body.len()));
-    }
-    if let Some(StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT) = status
-        && !body.is_empty()
-    {
-        table.error("body", "an answer with status 204 or 205 has no body: remove it, or give status = 200");
-    }
-    table.finish();
-    let content_type = if body.is_empty() { None } else { Some(header?) };
-    Some(Ack { status: status?, body: body.into(), content_type })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::load::Parsing;
 use super::source::{Providers, Quirk, Traits};
 use super::*;
-use crate::provider::Facts;
+use crate::provider::{Binds, Facts};
 use crate::settings::{File, Problem};
 
 const CANARY: &str = "canary-secret-55d1";
@@ -629,6 +629,62 @@ fn what_is_known_of_a_providers_times_is_held_against_the_settings() {
     takes_with(&windows, &[&ledger("30d")]);
 }
 
+/// A provider that retries for three days.
+fn clocked(tolerance: u64, timestamp_per_attempt: Option<bool>) -> Traits {
+    let window = Some(Duration::from_secs(3 * 86_400));
+    let facts = Facts { id_signed: true, retry_window: window, timestamp_per_attempt, ..Facts::default() };
+    let tolerance = (tolerance > 0).then(|| Duration::from_secs(tolerance));
+    Traits { name: "stripe".to_owned(), facts, tolerance, ..Traits::default() }
+}
+
+#[test]
+fn a_tolerance_that_may_refuse_retries_is_told() {
+    warns_with(
+        &clocked(300, Some(false)),
+        &[("", &["source.a.tolerance: is 5m", "retries for 3d", "keep the first"])],
+    );
+    warns_with(&clocked(300, None), &[("", &["nobody knows", "\"off\""])]);
+    warns_with(&clocked(0, None), &[("source.a.tolerance = \"5m\"", &["is 5m", "nobody knows"])]);
+    takes_with(&clocked(300, None), &["source.a.tolerance = \"off\""]);
+    takes_with(&clocked(300, Some(true)), &["", "source.a.tolerance = \"1m\""]);
+    takes_with(&clocked(0, Some(false)), &[""]);
+}
+
+#[test]
+fn a_guard_is_for_signed_requests_with_ids_that_are_not_signed() {
+    let of = |guard: Guard, quirks: &[Quirk], id_signed: bool| {
+        let facts = Facts { id_signed, ..Facts::default() };
+        Traits { facts, guard, quirks: quirks.to_vec(), ..quiet() }
+    };
+    let guard = |word: &str| format!("source.a.guard = \"{word}\"");
+    let open = of(Guard::Off, &[Quirk::Guardable], false);
+    // What `check` says of a source whose id is not signed, and what it may do about it.
+    warns_with(
+        &open,
+        &[("", &["does not cover the event id", "guard = \"refuse\" refuses it", "hapax.guard"])],
+    );
+    let loose = Traits { facts: Facts { binds: Binds::Fields, ..Facts::default() }, ..open.clone() };
+    warns_with(&loose, &[("", &["another event under its signature", "a few fields only"])]);
+    for word in ["report", "refuse"] {
+        takes_with(&open, &[&guard(word)]);
+        let config = parse(&guard(word), &open).unwrap().config;
+        assert_eq!(config.sources["a"].guard.as_str(), word);
+    }
+    refuses_with(&of(Guard::Off, &[], true), &[(&guard("refuse"), &["source.a.guard", "signs nothing"])]);
+    let nameless = of(Guard::Off, &[Quirk::Guardable, Quirk::NeverDedupes], true);
+    assert!(said(&guard("report"), &nameless).contains("have no ids"));
+    warns_with(
+        &of(Guard::Off, &[Quirk::Guardable], true),
+        &[(&guard("refuse"), &["has no effect", "id is signed"])],
+    );
+    // Where the signature covers no part of the event, there is no way around it.
+    let always = of(Guard::Refuse, &[Quirk::Guardable], false);
+    takes_with(&always, &["", &guard("report")]);
+    assert_eq!(parse("", &always).unwrap().config.sources["a"].guard, Guard::Refuse);
+    refuses_with(&always, &[(&guard("off"), &["source.a.guard", "covers no part of the event"])]);
+    refuses(&[("source.a.guard = \"on\"", &["\"off\", \"report\", \"refuse\""])]);
+}
+
 #[test]
 fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
     let facts = |facts: Facts| Traits { facts: Facts { id_signed: true, ..facts }, ..quiet() };
@@ -823,7 +879,8 @@ fn the_default_file_shows_the_defaults_of_a_source() {
     let debug = |source: &Source| {
         let parts = (&source.scope, &source.effect);
         let more = (source.on_mismatch, source.id_max, source.body_max, source.deadline);
-        format!("{parts:?} {more:?} {:?}", source.ack)
+        let ack = (source.ack.status, &source.ack.body, &source.ack.content_type, source.ack.reject);
+        format!("{parts:?} {more:?} {ack:?}")
     };
     assert_eq!(debug(shown), debug(minimal));
     assert_eq!(shown.tolerance, Some(Tolerance::Within(Duration::from_secs(300))));

@@ -5,18 +5,19 @@
 use http::HeaderName;
 
 use crate::config::Tolerance;
+use crate::guard::Guard;
 use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
+use super::ack::Ack;
+use super::facts::Covered;
 use super::handshake::Handshakes;
 use super::jwt::JwtRule;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Algorithm, Hash, SaidHash, SigRule, TsFrom, TsRule};
 use super::template::{Piece, Template};
-use super::{
-    BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, all_have, covers, signs_id, signs_time,
-};
+use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, signs_id, signs_time};
 
 /// Most forms of what is signed: each costs a computation.
 const FORMS_MAX: usize = 8;
@@ -75,10 +76,13 @@ impl Scheme {
         let batch = table.table("batch").map(BatchRules::read);
         let event = EventRules::read(&mut table, batch.is_some());
         let handshakes = Handshakes::read(&mut table, kind.as_ref());
+        let guard = table.choice("guard", &[("report", Guard::Report), ("refuse", Guard::Refuse)]);
+        let ack = Ack::read(&mut table, &Ack::default()).unwrap_or_default();
         let mut facts = Facts::read(&mut table);
-        let id_signed = table.flag("id_signed");
         let sample = table.text("sample");
         let (Some(kind), Some(sig)) = (kind, sig) else {
+            table.flag("id_signed");
+            table.text("binds");
             table.finish();
             return None;
         };
@@ -88,10 +92,22 @@ impl Scheme {
             require.iter().map(|(place, _)| place).chain(hashes.into_iter().flatten().map(|hash| &hash.from));
         let others: Vec<&Place> = others.chain(&key_id).collect();
         check_tokens(&table, &kind, ts.as_ref(), &others, &event);
-        facts.id_signed = id_signed.unwrap_or_else(|| {
-            let bound = matches!(kind, Kind::Jwt(_)) && body_hash.is_some();
-            covers_ids(&kind, &event, batch.is_some(), bound)
-        });
+        let covered = Covered {
+            kind: &kind,
+            sig: &sig,
+            body_hash: body_hash.as_ref(),
+            ts: ts.as_ref(),
+            every: every.as_ref(),
+            event: &event,
+            item: batch.as_ref().map(|batch| &batch.item),
+        };
+        facts.settle(&mut table, &covered);
+        let settable = matches!(kind, Kind::Signed { .. })
+            && every.is_none()
+            && (batch.is_some() || !event.ids.is_empty());
+        if guard.is_some() && (!settable || facts.id_signed) {
+            table.error("guard", "is for signed requests whose events have ids that are not signed: drop it");
+        }
         table.finish();
         let once = once(&kind, &sig, ts.as_ref(), &others, &event);
         let name = name.to_owned();
@@ -112,6 +128,8 @@ impl Scheme {
             event,
             batch,
             handshakes,
+            ack,
+            guard: guard.unwrap_or_default(),
             sample,
         })
     }
@@ -381,29 +399,6 @@ fn rules(table: &mut Table, key: &'static str, pointers: &mut Pointers) -> Vec<R
     rules
 }
 
-impl Facts {
-    fn read(table: &mut Table) -> Self {
-        let facts = Self {
-            retry_window: table.duration("retry_window"),
-            resend_window: table.duration("resend_window"),
-            answer_deadline: table.duration("answer_deadline"),
-            body_max: table.size("body_max"),
-            retries: table.flag("retries").unwrap_or(true),
-            id_signed: false,
-            volatile: table.texts("volatile").unwrap_or_default(),
-            unchecked: table.texts("unchecked").unwrap_or_default(),
-            source: table.text("source"),
-        };
-        if !facts.retries && facts.retry_window.is_some() {
-            table.error("retry_window", "contradicts retries = false: drop one of them");
-        }
-        for name in facts.unchecked.iter().filter(|name| !table.has(name)) {
-            table.error("unchecked", format!("{name:?} is not stated in this table"));
-        }
-        facts
-    }
-}
-
 /// Keys that make sense alone and not together.
 fn check_relations(table: &Table, kind: &Kind, sig: &SigRule, ts: Option<&TsRule>, event: &EventRules) {
     if let Some(TsRule { from: TsFrom::Label(label), .. }) = ts {
@@ -471,19 +466,6 @@ fn check_templates(table: &Table, sign: &[Template], ts: Option<&TsRule>, event:
     if sign.iter().any(hashed) {
         table.error("sign", "\"body:sha256\" cannot be signed: use {body}");
     }
-}
-
-/// `bound`: the signature covers the body by its hash.
-fn covers_ids(kind: &Kind, event: &EventRules, batch: bool, bound: bool) -> bool {
-    let sign = kind.templates();
-    if batch {
-        return bound || all_have(sign, Template::has_body);
-    }
-    let place_covered = |place: &Place| {
-        place.in_token() || (bound && place.in_body()) || all_have(sign, |sign| covers(sign, place))
-    };
-    let covered = |rule: &Rule| rule.places.iter().all(place_covered);
-    signs_id(sign) || (!event.ids.is_empty() && event.ids.iter().all(covered))
 }
 
 fn once(
@@ -578,6 +560,8 @@ mod tests {
             ("{ts}.{body}", "{ts}{json:id}", "must start with"),
             ("{ts}.{body}", "{ts}.{id}", "{id} needs id rules"),
             ("sign = \"{ts}.{body}\"", "", "sign: is missing"),
+            ("\"json:/id\"", "\"json:/id\"\nguard = \"refuse\"", "ids that are not signed"),
+            ("\"json:/id\"", "\"header:x-id\"\nguard = \"off\"", "\"report\", \"refuse\""),
             ("\"json:/id\"", "\"json:id\"", "must start with"),
             ("\"json:/id\"", "\"json:/~\"", "~0"),
             ("\"json:/id\"", "\"form:\"", "lacks a name"),

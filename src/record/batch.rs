@@ -9,9 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tokio_postgres::Statement;
+use tokio_postgres::types::Type;
 use tracing::warn;
 
-use super::statement::{Arguments, RECORD, TYPES, begin, call, written};
+use super::guarded::{self, Guards};
+use super::statement::{Arguments, begin, call, written};
 use super::{RecordError, Recorded, single};
 use crate::config::{self, Effect, Source};
 use crate::db::{self, Trouble};
@@ -103,7 +105,12 @@ impl Job {
 /// What became of one event of a batch whose commit is confirmed.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    Accepted,
+    /// What is signed may be another event's, where that is only reported.
+    Accepted {
+        repeated: bool,
+    },
+    /// What is signed is another event's.
+    Repeated,
     /// With what the effect said, unless an earlier attempt of ours has committed it.
     Rejected {
         message: Option<String>,
@@ -216,16 +223,20 @@ impl Writer {
     /// whoever needs a connection later will say what is wrong.
     pub(super) async fn warm_up(&self) {
         if let Ok(client) = self.pool.get().await {
-            drop(self.prepare(&client).await);
+            drop(self.prepare(&client, guarded::form(None)).await);
         }
     }
 
     /// The statement by its name on the server; none where the next session may not know the name.
-    pub(super) async fn prepare(&self, client: &Object) -> Result<Option<Statement>, tokio_postgres::Error> {
+    pub(super) async fn prepare(
+        &self,
+        client: &Object,
+        (text, types): (&str, &[Type]),
+    ) -> Result<Option<Statement>, tokio_postgres::Error> {
         if self.pooler {
             return Ok(None);
         }
-        client.prepare_typed_cached(RECORD, &TYPES).await.map(Some)
+        client.prepare_typed_cached(text, types).await.map(Some)
     }
 
     /// Whether its batches take the effect group's lock, so that two at once would only wait for each other.
@@ -278,13 +289,16 @@ impl Writer {
     ) -> Result<Written, BatchError> {
         let client = client.get()?;
         // Before the three below: they have to leave in this order, each when it is first polled.
-        let statement = self.prepare(client).await.map_err(|error| failed(&error))?;
+        let guards = Guards::of(deliveries);
+        let form = guarded::form(guards.as_ref());
+        let statement = self.prepare(client, form).await.map_err(|error| failed(&error))?;
         let arguments = Arguments::of(self, deliveries, careful, mode);
-        let parameters = arguments.parameters();
+        let parameters: Vec<_> =
+            arguments.parameters().into_iter().chain(guards.iter().flat_map(Guards::parameters)).collect();
         let start = begin(mode.statement_timeout);
         let (begun, row, committed) = join!(
             client.batch_execute(&start),
-            call(client, statement.as_ref(), &parameters),
+            call(client, statement.as_ref(), form, &parameters),
             client.batch_execute("commit"),
         );
         // The cause of a failed batch is in the middle; COMMIT of a failed transaction is a silent ROLLBACK.

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::batch::{BatchError, Delivery, Mode, Outcome, Unclean, Writer, Written, failed};
+use super::guarded::{self, Guards};
 use super::statement::{Arguments, begin, call, closed_in, item_of, written};
 use crate::db::Trouble;
 use crate::effect::{Effect, Event, Fault, FaultKind, Handle, Verdict};
@@ -26,6 +27,8 @@ struct Opened {
     written: Written,
     /// The event is new, so its effect is to run.
     is_new: bool,
+    /// Its signed bytes belong to another event, and that is to be reported.
+    repeated: bool,
     received_at: Timestamp,
     /// Names the transaction.
     transaction: Option<String>,
@@ -83,25 +86,30 @@ async fn open(
     delivery: &Delivery,
     mode: Mode,
 ) -> Result<Opened, BatchError> {
-    let statement = writer.prepare(client).await.map_err(|error| failed(&error))?;
     let deliveries = [delivery];
+    let guards = Guards::of(&deliveries);
+    let form = guarded::form(guards.as_ref());
+    let statement = writer.prepare(client, form).await.map_err(|error| failed(&error))?;
     let arguments = Arguments::of(writer, &deliveries, &[false], mode);
     let identified = delivery.event.identified;
     // Whoever has no id of its own is given to no effect.
     let arguments = if identified { arguments.effect_follows() } else { arguments };
-    let parameters = arguments.parameters();
+    let parameters: Vec<_> =
+        arguments.parameters().into_iter().chain(guards.iter().flat_map(Guards::parameters)).collect();
     let start = begin(mode.statement_timeout);
     let (begun, row, saved) = join!(
         client.batch_execute(&start),
-        call(client, statement.as_ref(), &parameters),
+        call(client, statement.as_ref(), form, &parameters),
         client.batch_execute(SAVEPOINT),
     );
     let row = row.map_err(|error| failed(&error))?;
     begun.map_err(|error| failed(&error))?;
     saved.map_err(|error| failed(&error))?;
     let accepted = row.try_get::<_, &str>("outcomes").map_err(|error| failed(&error))? == "a";
+    let written = written(&row, 1)?;
     Ok(Opened {
-        written: written(&row, 1)?,
+        repeated: matches!(written.outcomes.as_slice(), [Outcome::Accepted { repeated: true }]),
+        written,
         is_new: accepted && identified,
         received_at: row.try_get("received_at").map_err(|error| failed(&error))?,
         transaction: row.try_get("transaction").map_err(|error| failed(&error))?,
@@ -206,7 +214,7 @@ async fn speak_last(
     committed.map_err(|error| failed(&error))?;
     let outcome = match rejected {
         Some(cause) => Outcome::Rejected { message: Some(cause) },
-        None => Outcome::Accepted,
+        None => Outcome::Accepted { repeated: opened.repeated },
     };
     Ok(Written { generation: closed_in(&row)?, outcomes: vec![outcome] })
 }

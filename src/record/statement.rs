@@ -9,6 +9,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
 
 use super::batch::{BatchError, Delivery, Mode, Outcome, Writer, Written, failed};
+use super::guarded;
 use crate::db::Trouble;
 use crate::effect;
 use crate::generation::Generation;
@@ -115,13 +116,14 @@ pub(super) fn item_of(event: &Event) -> Option<i32> {
 pub(super) async fn call(
     client: &Object,
     statement: Option<&Statement>,
+    (text, types): (&str, &[Type]),
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Row, tokio_postgres::Error> {
     if let Some(statement) = statement {
         return client.query_one(statement, parameters).await;
     }
-    let typed: Vec<_> = parameters.iter().copied().zip(TYPES).collect();
-    client.query_typed_one(RECORD, &typed).await
+    let parameters: Vec<_> = parameters.iter().copied().zip(types.iter().cloned()).collect();
+    client.query_typed_one(text, &parameters).await
 }
 
 /// Time-outs are set inside the transaction, since a transaction-pooling proxy drops session settings. What an effect
@@ -136,7 +138,7 @@ pub(super) fn begin(statement_timeout: Duration) -> String {
     )
 }
 
-pub(super) const TYPES: [Type; 21] = [
+pub(super) static TYPES: [Type; 21] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -190,7 +192,8 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
     let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
         ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
         ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
-        ('a' | 'o', ..) => Some(Outcome::Accepted),
+        ('a' | 'o', ..) => Some(Outcome::Accepted { repeated: false }),
+        ('g', ..) => Some(Outcome::Repeated),
         ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
         ('f', _, _, (Some(sqlstate), Some(message))) => {
             let transient = sqlstate == "40001" || sqlstate == "40P01";
@@ -200,6 +203,7 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
         ('n', ..) => Some(Outcome::NotTried),
         _ => None,
     });
-    let outcomes: Option<Vec<Outcome>> = outcomes.collect();
+    let mut outcomes: Option<Vec<Outcome>> = outcomes.collect();
+    guarded::mark(row, outcomes.iter_mut().flatten())?;
     Ok(generation.zip(outcomes).map(|(generation, outcomes)| Written { generation, outcomes }))
 }

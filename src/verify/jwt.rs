@@ -164,7 +164,7 @@ fn check_signature(
             let leaf = leaf(token, key, stamp, now)?;
             let key = leaf.as_ref().unwrap_or(key);
             for content in &contents {
-                matched.add(index, key.verifies(token.alg, content, &signature));
+                matched.add(index, 0, key.verifies(token.alg, content, &signature));
             }
         }
     }

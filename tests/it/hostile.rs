@@ -162,7 +162,11 @@ async fn a_role_without_rights_is_refused_by_name() -> Result<()> {
         let error = format!("{error:#}");
         assert!(error.contains("69") && error.contains(lacking), "{lacking}: {error}");
     }
-    admin.batch_execute("grant select, insert on hapax.key_rule to weak").await?;
+    admin
+        .batch_execute(
+            "grant select, insert on hapax.key_rule to weak; grant select, insert, delete on hapax.guard to weak",
+        )
+        .await?;
     let gateway = scene.gateway(&without).await?;
     assert_eq!(deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?.outcome, "accepted");
     assert!(!gateway.lines().join("\n").contains(SECRET));

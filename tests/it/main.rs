@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module for each promise, real Postgres and Redis servers of its own.
 
+mod answers;
 mod batch;
 mod batching;
 mod commit_truth;
@@ -8,7 +9,9 @@ mod deployment;
 mod dev;
 mod disconnect;
 mod effects;
+mod findings;
 mod generation;
+mod guard;
 mod handover;
 mod handshake;
 mod harness;
@@ -20,6 +23,7 @@ mod log;
 mod once;
 mod pooler;
 mod postgres_away;
+mod presets;
 mod redis_away;
 mod reload;
 mod rust_effect;

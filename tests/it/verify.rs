@@ -316,8 +316,15 @@ fn a_handshake_is_told_without_its_secret() -> Result<()> {
 #[test]
 fn providers_are_listed_and_shown() -> Result<()> {
     let output = hapax(&["providers"], b"")?;
-    let names: Vec<&str> = output.out.lines().filter_map(|line| line.split(' ').next()).collect();
+    let lines = output.out.lines().skip(1);
+    let names: Vec<&str> = lines.filter_map(|line| line.split(' ').next()).collect();
     assert_eq!((output.code, names.as_slice()), (Some(0), Scheme::preset_names()));
+    let table = hapax(&["providers", "--markdown"], b"")?;
+    assert!(
+        table.code == Some(0) && table.out.contains("| `stripe` | hmac | body | yes | `json:/id` |"),
+        "{}",
+        table.out
+    );
     let output = hapax(&["providers", "show", "slack"], b"")?;
     assert!(output.code == Some(0) && output.out.contains("# UNCHECKED"), "{}", output.out);
     assert_eq!(hapax(&["providers", "show", "nobody"], b"")?.code, Some(64));

@@ -8,6 +8,7 @@
 //! hold. (Whether the stores' URLs lead anywhere shows when connecting.) A secret is in no message and no `Debug` output.
 
 mod effect;
+mod keys;
 mod load;
 mod read;
 mod relations;
@@ -22,9 +23,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::keys::Keys;
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 use crate::json::{Found, Pointer, Pointers, Slot};
-use crate::provider::{Key, Scheme};
+use crate::provider::{Key, PublicKey, Scheme};
 
 /// The complete default, with every key, its unit and its meaning.
 pub const DEFAULT_FILE: &str = include_str!("../config/hapax.toml");
@@ -44,6 +46,8 @@ pub struct Config {
     pub fast_tier: FastTier,
     /// `[in_flight]`
     pub in_flight: InFlight,
+    /// `[keys]`
+    pub keys: Keys,
     /// `[retention]`
     pub retention: Retention,
     /// `[source.NAME]`
@@ -257,6 +261,10 @@ pub struct Source {
     pub scheme: Arc<Scheme>,
     /// `secrets = [...]`, decoded; any may match.
     pub keys: Vec<Key>,
+    /// `certificates = "file.pem"`: keys of a provider that points to certificates; if there are any, none is fetched.
+    pub certificates: Vec<PublicKey>,
+    /// `senders = ["arn:…"]`: by whose order the provider may have signed, where it signs for anybody. `None`: by anybody's.
+    pub senders: Option<Vec<String>>,
     /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
     pub handshake_secrets: BTreeMap<String, Key>,
     /// What providers were given as the base of the URL; the server's unless the source has its own.
@@ -295,6 +303,8 @@ impl Source {
             name: name.into(),
             scheme,
             keys,
+            certificates: Vec::new(),
+            senders: None,
             handshake_secrets: BTreeMap::new(),
             public_url: None,
             scope: "-".into(),

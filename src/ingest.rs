@@ -26,13 +26,14 @@ use crate::config::{self, Config, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
 use crate::identify::{Content, Event, Identified, identify};
+use crate::keyring::{Keyring, Trouble};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
 use crate::record::{How, RecordError, Recorder, Verdict};
 use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
-use crate::verify::verify;
+use crate::verify::verify_with;
 
 type Delivered = Result<Outcome, Failure>;
 
@@ -45,6 +46,7 @@ pub struct Gateway {
     request_log: RequestLog,
     requests: Arc<Semaphore>,
     body_budget: Arc<Semaphore>,
+    keyring: Keyring,
     tier: FastTier,
     recorder: Recorder,
     flights: Arc<Flights<Delivered>>,
@@ -72,6 +74,8 @@ struct Trace {
     /// Of a batch.
     items: Option<usize>,
     body_bytes: usize,
+    /// Only where a key had to be found.
+    keys: Option<Duration>,
     verify: Duration,
     times: Times,
 }
@@ -102,8 +106,8 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        tier: FastTier,
-        recorder: Recorder,
+        keyring: Keyring,
+        (tier, recorder): (FastTier, Recorder),
         metrics: Arc<Metrics>,
         log: Log,
         tasks: Tasks,
@@ -116,6 +120,7 @@ impl Gateway {
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
             server: config.server.clone(),
+            keyring,
             tier,
             recorder,
             flights: Flights::new(config.in_flight.waiters_max),
@@ -346,6 +351,9 @@ impl Visit {
             Err(failure) => failure_fields(&mut line, failure),
         }
         line.number("body_bytes", trace.body_bytes as u64);
+        if let Some(took) = trace.keys {
+            line.millis("keys_ms", took);
+        }
         line.millis("verify_ms", trace.verify);
         line.millis("claim_ms", trace.times.claim);
         line.millis("record_ms", trace.times.record);
@@ -357,8 +365,12 @@ impl Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         if !self.reported {
-            // Left of the boundary there is one thing to wait for, and a client that leaves ends the wait.
+            // Left of the boundary the body is waited for, and then a key; a client that leaves ends the wait.
             let failure = match self.trace.event {
+                None if self.trace.body_bytes > 0 => no_key(Trouble {
+                    code: Code::KeysUnavailable,
+                    cause: "the client left before the key was there".to_owned(),
+                }),
                 None => Failure::new(Stage::Body, Code::BodyIncomplete),
                 Some(_) => internal("the work on it was lost"),
             };
@@ -398,12 +410,19 @@ async fn receive(
     visit.memory = Some(memory);
     trace.body_bytes = received.body.len();
 
-    let verifying = Instant::now();
+    let began = Instant::now();
     if let Some(reply) = challenge::unsigned(&received).map_err(refused_handshake)? {
         return Ok(Arrived::Handshake(Arc::new(reply)));
     }
-    let verified =
-        verify(received, jiff::Timestamp::now()).map_err(|code| Failure::new(Stage::Verify, code))?;
+    let deadline = visit.started + received.source.deadline;
+    let keys = gateway.keyring.find(&received, deadline).await.map_err(no_key)?;
+    let verifying = Instant::now();
+    trace.keys = received.source.scheme.has_certificates().then(|| verifying - began);
+    let verified = verify_with(received, &keys, jiff::Timestamp::now())
+        .map_err(|code| Failure::new(Stage::Verify, code))?;
+    if let Some(reply) = gateway.keyring.confirm(&verified, deadline).await.map_err(not_confirmed)? {
+        return Ok(Arrived::Handshake(Arc::new(reply)));
+    }
     if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
         return Ok(Arrived::Handshake(Arc::new(reply)));
     }
@@ -425,6 +444,20 @@ async fn receive(
 
 fn tier_refused(code: Code) -> Failure {
     Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) }
+}
+
+fn no_key(trouble: Trouble) -> Failure {
+    let of_key = matches!(trouble.code, Code::KeyUnfit | Code::KeysUnavailable);
+    troubled(if of_key { Stage::Keys } else { Stage::Verify }, trouble)
+}
+
+fn not_confirmed(trouble: Trouble) -> Failure {
+    troubled(Stage::Challenge, trouble)
+}
+
+fn troubled(stage: Stage, Trouble { code, cause }: Trouble) -> Failure {
+    let dependency = if code == Code::KeysUnavailable { Dependency::Provider } else { Dependency::None };
+    Failure { dependency, cause: Some(cause).filter(|cause| !cause.is_empty()), ..Failure::new(stage, code) }
 }
 
 fn refused_handshake(code: Code) -> Failure {

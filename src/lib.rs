@@ -1,6 +1,6 @@
 //! hapax, a webhook dedupe gateway.
 //!
-//! The path of a request: `accept → read body → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis)
+//! The path of a request: `accept → read body → find key → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis)
 //! → respond`. Each stage takes the last stage's type by value, so that none can be skipped; right of `‖` nothing can be
 //! cancelled by the client.
 //!
@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`server`], [`admin`] | connections |
 //! | [`ingest`], [`flight`] | the path itself |
-//! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`body`], [`keyring`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
@@ -35,6 +35,7 @@ pub mod generation;
 pub mod identify;
 pub mod ingest;
 mod json;
+pub mod keyring;
 pub mod log;
 pub mod metrics;
 mod parts;

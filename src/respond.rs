@@ -192,6 +192,9 @@ fn failed(code: Code) -> Verdict {
         | Code::SignedOtherwise
         | Code::BodyHashMismatch
         | Code::BodyNotSigned
+        | Code::SenderUnknown
+        | Code::KeyUrlRefused
+        | Code::KeyUnfit
         | Code::HandshakeRefused => (StatusCode::UNAUTHORIZED, "refused"),
         Code::HandshakeMalformed
         | Code::BatchMissing
@@ -206,6 +209,7 @@ fn failed(code: Code) -> Verdict {
         Code::Overloaded
         | Code::EffectFailed
         | Code::FastTierRefused
+        | Code::KeysUnavailable
         | Code::PostgresUnavailable
         | Code::RecordTimeout
         | Code::CommitUnknown

@@ -17,6 +17,7 @@ use crate::db::key_rule::KeyRule;
 use crate::db::{self, Needs, Unready};
 use crate::generation::Heartbeat;
 use crate::ingest::Gateway;
+use crate::keyring::Keyring;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
@@ -69,7 +70,9 @@ pub async fn start(config: &Config, metrics: Arc<Metrics>, log: Log) -> anyhow::
     let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, &metrics, &tasks);
-    let gateway = Arc::new(Gateway::new(config, tier, recorder, Arc::clone(&metrics), log, tasks.clone()));
+    let keyring = Keyring::start(config, Arc::clone(&metrics), tasks.clone())?;
+    let stores = (tier, recorder);
+    let gateway = Arc::new(Gateway::new(config, keyring, stores, Arc::clone(&metrics), log, tasks.clone()));
 
     let closing = Closing::default();
     let admin_closing = Closing::default();

@@ -17,7 +17,9 @@ use crate::body::Received;
 use crate::config::{Source, Tolerance};
 use crate::error::Code;
 use crate::parts::{self, Fault, Parts};
+use crate::provider::pin::Pinned;
 use crate::provider::place::Place;
+use crate::provider::public_key::PublicKey;
 use crate::provider::signature::{
     Algorithm, BodyHash, Hash, Labels, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
 };
@@ -63,19 +65,50 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    let (key, signed_id) = check(&received, now)?;
+    verify_with(received, &[], now)
+}
+
+/// As [`verify`], with the keys that were fetched from where the request says, if the source has none of its own.
+///
+/// # Errors
+/// The reason.
+pub fn verify_with(received: Received, fetched: &[PublicKey], now: Timestamp) -> Result<Verified, Code> {
+    let (key, signed_id) = check(&received, fetched, now)?;
     Ok(Verified { received, key, signed_id })
+}
+
+/// Where the certificate of the key stands, as the request says and the scheme pins it; `None` where nothing has to be
+/// fetched. Everything that can be told without a key is looked at first: for what would be refused anyway, nobody is asked.
+///
+/// # Errors
+/// The reason of a refusal.
+pub(crate) fn certificate_url(received: &Received) -> Result<Option<Pinned>, Code> {
+    let source = received.source.as_ref();
+    let scheme = source.scheme.as_ref();
+    if scheme.pointing.cert.is_none() || !source.certificates.is_empty() {
+        return Ok(None);
+    }
+    refuse_repeated(scheme, &received.head.headers)?;
+    let parts = Parts::of(received, &scheme.signed);
+    let texts = signature_texts(&scheme.sig, &parts)?;
+    decode_any(&scheme.sig, &candidates(&scheme.sig, &texts)?)?;
+    check_said(source, &parts)?;
+    if let Some(rule) = &scheme.ts {
+        let time = timestamp(rule, &scheme.sig, &parts, &texts)?;
+        stamp(scheme, time.as_deref())?;
+    }
+    pinned(scheme, &parts)
 }
 
 /// The secret that matched, and the id rule whose header was signed.
 type Checked = (usize, Option<usize>);
 
-fn check(received: &Received, now: Timestamp) -> Result<Checked, Code> {
+fn check(received: &Received, fetched: &[PublicKey], now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers)?;
     match &scheme.every {
-        None => check_parts(source, &Parts::of(received, &scheme.signed), now),
+        None => check_parts(source, &Parts::of(received, &scheme.signed), fetched, now),
         Some(every) => check_every(source, every, received, now),
     }
 }
@@ -89,21 +122,23 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
     let mut first = None;
     for item in items {
         let parts = Parts::item(received, item.get().as_bytes(), &source.scheme.signed);
-        let checked = check_parts(source, &parts, now)?;
+        let checked = check_parts(source, &parts, &[], now)?;
         first.get_or_insert(checked);
     }
     first.ok_or(Code::SignatureMissing)
 }
 
-fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Checked, Code> {
+fn check_parts(
+    source: &Source,
+    parts: &Parts<'_>,
+    fetched: &[PublicKey],
+    now: Timestamp,
+) -> Result<Checked, Code> {
     let scheme = source.scheme.as_ref();
     let texts = signature_texts(&scheme.sig, parts)?;
     let candidates = candidates(&scheme.sig, &texts)?;
-    for (place, wanted) in &scheme.require {
-        if !matches!(parts.read(place), Ok(Some(text)) if text == wanted.as_str()) {
-            return Err(Code::SignedOtherwise);
-        }
-    }
+    check_said(source, parts)?;
+    pinned(scheme, parts)?;
     let time = match &scheme.ts {
         Some(rule) => timestamp(rule, &scheme.sig, parts, &texts)?,
         None => None,
@@ -112,12 +147,19 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     let id = if scheme.signs_id() { Some(signed_id(scheme, parts)?) } else { None };
     let key = match &scheme.kind {
         Kind::Signed { algorithm, sign } => {
+            let algorithm = used_algorithm(scheme, *algorithm, parts)?;
             let id = id.as_ref().map(|(_, text)| text.as_ref());
             let time_header = scheme.time_header();
             let inputs = Inputs { parts, time: time.as_deref(), id, secret: None, time_header };
             let body_hash = body_hash(scheme.body_hash.as_ref(), parts)?;
-            let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash };
-            signed.check(&source.keys, &scheme.sig, &candidates)?
+            let signed = Signed { algorithm, sign, inputs, body_hash };
+            if scheme.pointing.cert.is_some() {
+                let own = source.certificates.as_slice();
+                let public = if own.is_empty() { fetched } else { own };
+                signed.check_certified(&source.keys, public, &scheme.sig, &candidates)?
+            } else {
+                signed.check(&source.keys, &scheme.sig, &candidates)?
+            }
         }
         Kind::Token => check_token(&source.keys, candidates.iter().map(|text| text.as_bytes()))?,
         Kind::Basic => {
@@ -127,6 +169,41 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     };
     check_age(source, stamp, now)?;
     Ok((key, id.as_ref().map(|(rule, _)| *rule)))
+}
+
+/// What the request says of itself: that it is signed in a way that the scheme takes, and by order of somebody whom the
+/// source takes.
+fn check_said(source: &Source, parts: &Parts<'_>) -> Result<(), Code> {
+    let scheme = source.scheme.as_ref();
+    let says = |place: &Place, wanted: &str| matches!(parts.read(place), Ok(Some(text)) if text == wanted);
+    if !scheme.require.iter().all(|(place, wanted)| says(place, wanted)) {
+        return Err(Code::SignedOtherwise);
+    }
+    match (&scheme.pointing.sender, &source.senders) {
+        (Some(place), Some(senders)) if !senders.iter().any(|sender| says(place, sender)) => {
+            Err(Code::SenderUnknown)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The certificate's URL, if there is such a thing. It is held against the pins even where nothing is fetched from it.
+fn pinned(scheme: &Scheme, parts: &Parts<'_>) -> Result<Option<Pinned>, Code> {
+    let Some(rule) = &scheme.pointing.cert else { return Ok(None) };
+    match parts.read(&rule.from) {
+        Ok(Some(url)) => rule.pins.check(&url).map(Some).or(Err(Code::KeyUrlRefused)),
+        Ok(None) => Err(Code::SignedPartMissing),
+        Err(Fault::Twice) => Err(Code::HeaderRepeated),
+        Err(Fault::Invalid | Fault::NotJson) => Err(Code::KeyUrlRefused),
+    }
+}
+
+/// The algorithm that was used: the scheme's, or the one of the scheme's that the request names.
+fn used_algorithm(scheme: &Scheme, only: Algorithm, parts: &Parts<'_>) -> Result<Algorithm, Code> {
+    let Some(by) = &scheme.pointing.hash_by else { return Ok(only) };
+    let Ok(Some(said)) = parts.read(&by.place) else { return Err(Code::SignedOtherwise) };
+    let named = by.choices.iter().find(|(name, _)| said == name.as_str());
+    named.map(|(_, algorithm)| *algorithm).ok_or(Code::SignedOtherwise)
 }
 
 /// Of two headers with one name, this check and whoever reads the request next might each take another.
@@ -306,6 +383,30 @@ impl Signed<'_, '_> {
                 })
             }
         }
+    }
+
+    /// As [`Self::check`], with keys out of certificates. The source's keys are then texts that are part of what is signed;
+    /// which of them was is returned.
+    fn check_certified(
+        &self,
+        secrets: &[Key],
+        public: &[PublicKey],
+        rule: &SigRule,
+        candidates: &[&str],
+    ) -> Result<usize, Code> {
+        let signatures = decode_any(rule, candidates)?;
+        if public.is_empty() {
+            return Err(Code::KeyUnfit);
+        }
+        // Where no secret is signed, one that nobody looks at stands for all.
+        let nothing = [Key::token(&[])];
+        let secrets = if secrets.is_empty() { &nothing } else { secrets };
+        self.matching(secrets, |_, content, matched| {
+            let content = content.concat();
+            let verifies = |key: &PublicKey, text: &Vec<u8>| key.verifies(self.algorithm, &content, text);
+            let right = public.iter().any(|key| signatures.iter().any(|text| verifies(key, text)));
+            matched.add(u8::from(right).into());
+        })
     }
 
     /// The key for which some form matches; a form of which a part is missing is passed over.

@@ -13,6 +13,9 @@ use crate::settings::{Place, SecretSource, Table};
 /// Largest secret that is read from a file, in bytes.
 const SECRET_MAX: u64 = 64 << 10;
 
+/// Largest file of certificates, in bytes. Some providers give a file with all of their authorities.
+const PEM_MAX: u64 = 4 << 20;
+
 /// Where secrets are fetched from.
 pub(super) struct Secrets<'a> {
     /// Relative paths start here.
@@ -52,6 +55,11 @@ impl Secrets<'_> {
         Some(text)
     }
 
+    /// The text of a file with certificates or a key.
+    pub(super) fn pem(&self, path: &str) -> Result<String, String> {
+        read(&self.base.join(path), PEM_MAX).map_err(|problem| format!("file {path:?} {problem}"))
+    }
+
     fn text(&self, source: &SecretSource) -> Result<String, String> {
         match source {
             SecretSource::Literal(text) => Ok(text.clone()),
@@ -59,17 +67,17 @@ impl Secrets<'_> {
                 Some(text) => Ok(without_newline(text)),
                 None => Err("is not set (or is not UTF-8 text)".to_owned()),
             },
-            SecretSource::File(path) => read(&self.base.join(path)).map(without_newline),
+            SecretSource::File(path) => read(&self.base.join(path), SECRET_MAX).map(without_newline),
         }
     }
 }
 
-fn read(path: &Path) -> Result<String, String> {
+fn read(path: &Path, max: u64) -> Result<String, String> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|error| format!("cannot be read: {error}"))?;
-    file.take(SECRET_MAX + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
-    if bytes.len() as u64 > SECRET_MAX {
-        return Err(format!("is larger than {SECRET_MAX} bytes, which is the limit for a secret"));
+    file.take(max + 1).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
+    if bytes.len() as u64 > max {
+        return Err(format!("is larger than {max} bytes, which is the limit for such a file"));
     }
     // The error of the conversion would hold the bytes.
     String::from_utf8(bytes).ok().ok_or_else(|| "is not UTF-8 text".to_owned())

@@ -11,11 +11,12 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::effect::{check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
+use super::keys::{local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
 use super::{Ack, Effect, LockRule, OnMismatch, Server, Source, Tolerance};
-use crate::provider::{Facts, Key, Scheme};
+use crate::provider::{Facts, Key, PublicKey, Scheme};
 use crate::settings::{Table, nearest};
 
 /// Most secrets of one source: each may cost a computation per request, also for senders that know none of them.
@@ -64,6 +65,8 @@ pub(super) enum Quirk {
     NeverDedupes,
     /// There is no timestamp to hold against the clock.
     Timeless,
+    /// The key is fetched from where the request says.
+    FetchesKeys,
 }
 
 impl Traits {
@@ -93,6 +96,7 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::SignsUrl, scheme.signs_url()),
         (Quirk::NeverDedupes, scheme.never_dedupes()),
         (Quirk::Timeless, scheme.ts.is_none()),
+        (Quirk::FetchesKeys, scheme.has_certificates()),
     ];
     Traits {
         name: scheme.name.clone(),
@@ -116,6 +120,8 @@ pub(super) struct Reading {
 pub(super) struct Draft {
     pub(super) name: Arc<str>,
     keys: Vec<Key>,
+    pub(super) certificates: Vec<PublicKey>,
+    senders: Option<Vec<String>>,
     handshake_secrets: BTreeMap<String, Key>,
     pub(super) public_url: Option<String>,
     scope: Arc<str>,
@@ -157,6 +163,8 @@ impl Reading {
             name: draft.name,
             scheme: self.scheme?,
             keys: draft.keys,
+            certificates: draft.certificates,
+            senders: draft.senders,
             handshake_secrets: draft.handshake_secrets,
             public_url: draft.public_url,
             scope: draft.scope,
@@ -251,6 +259,8 @@ fn read(
     let draft = Draft {
         name: name.into(),
         keys: keys(&mut table, secrets, scheme.as_deref()),
+        certificates: local_keys(&mut table, secrets, scheme.as_deref()),
+        senders: senders(&mut table, scheme.as_deref()),
         handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
         public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
         scope: scope(&mut table),
@@ -301,6 +311,12 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
 fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
     const KEY: &str = "secrets";
     let found = table.secrets(KEY).unwrap_or_default();
+    if scheme.is_some_and(|scheme| !scheme.takes_secrets()) {
+        if !found.is_empty() {
+            table.error(KEY, "mean nothing with this provider, which publishes its keys: remove them");
+        }
+        return Vec::new();
+    }
     if found.is_empty() {
         let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";
         table.missing(KEY, format!("no secret, and without one anybody could send events: {wanted}"));

@@ -6,7 +6,11 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use ring::signature::UnparsedPublicKey;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use spki::{ObjectIdentifier, SubjectPublicKeyInfoRef};
+use x509_cert::Certificate;
+use x509_cert::der::{Decode as _, Encode as _};
 
 use super::key::{Encoding, LENIENT};
 use super::signature::Algorithm;
@@ -21,9 +25,12 @@ const ID_RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.
 const ID_EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const ID_P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 
+/// Most certificates in one text: each is a key to try, or a step to an authority.
+const CERTIFICATES_MAX: usize = 16;
+
 /// A key that verifies signatures of one kind.
-#[derive(Clone)]
-pub(crate) struct PublicKey {
+#[derive(Debug, Clone)]
+pub struct PublicKey {
     /// In the form that the algorithm takes.
     bytes: Arc<[u8]>,
 }
@@ -45,7 +52,20 @@ impl PublicKey {
         if algorithm == Algorithm::Ed25519 && der.len() == ED25519 {
             return Ok(Self { bytes: der.into() });
         }
-        let info = SubjectPublicKeyInfoRef::try_from(der.as_slice());
+        Self::from_info(algorithm, &der)
+    }
+
+    /// The key in a certificate, whatever else stands in it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn of_certificate(algorithm: Algorithm, certificate: &Certificate) -> Result<Self, String> {
+        let info = certificate.tbs_certificate.subject_public_key_info.to_der();
+        Self::from_info(algorithm, &info.or(Err("the certificate's key cannot be read"))?)
+    }
+
+    fn from_info(algorithm: Algorithm, der: &[u8]) -> Result<Self, String> {
+        let info = SubjectPublicKeyInfoRef::try_from(der);
         let info = info.or(Err("the public key is neither PEM nor base64 of DER"))?;
         let key = info.subject_public_key.as_bytes().ok_or("the public key is not whole bytes")?;
         let curve = || info.algorithm.parameters_oid().ok();
@@ -65,6 +85,32 @@ impl PublicKey {
         let Some(verification) = algorithm.verification() else { return false };
         UnparsedPublicKey::new(verification, &self.bytes).verify(content, signature).is_ok()
     }
+}
+
+/// The certificates in a PEM text; anything else in it is passed over.
+///
+/// # Errors
+/// There is none, or one that cannot be read.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<(CertificateDer<'static>, Certificate)>, String> {
+    let mut found = Vec::new();
+    for der in CertificateDer::pem_slice_iter(pem) {
+        let der = der.map_err(|error| format!("the PEM cannot be read: {error}"))?;
+        let parsed = Certificate::from_der(&der).map_err(|error| format!("no certificate: {error}"))?;
+        found.push((der, parsed));
+        if found.len() > CERTIFICATES_MAX {
+            return Err(format!("more than {CERTIFICATES_MAX} certificates"));
+        }
+    }
+    if found.is_empty() { Err("there is no certificate in it".to_owned()) } else { Ok(found) }
+}
+
+/// The keys of all certificates in a PEM text.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn of_certificates(algorithm: Algorithm, pem: &str) -> Result<Vec<PublicKey>, String> {
+    let found = certificates(pem.as_bytes())?;
+    found.iter().map(|(_, certificate)| PublicKey::of_certificate(algorithm, certificate)).collect()
 }
 
 /// The bytes between the lines of PEM (RFC 7468); line breaks may be missing. `None` if it is no PEM.

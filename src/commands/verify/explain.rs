@@ -266,7 +266,7 @@ fn distance(stamp: Timestamp, now: Timestamp) -> String {
 }
 
 fn tell_content(told: &mut Told, sign: &Template, inputs: Inputs<'_, '_>) {
-    let text = &sign.text;
+    let text = sign.text.escape_debug();
     let Inputs { parts, time, id, .. } = inputs;
     // In place of the secret, which is not told.
     if let Ok(content) = (Inputs { secret: Some(b"{secret}"), ..inputs }).content(sign) {

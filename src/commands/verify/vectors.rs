@@ -51,6 +51,9 @@ struct Vector {
     secret: Option<String>,
     secrets: Option<Vec<String>>,
     public_key: Option<String>,
+    webhook_id: Option<String>,
+    /// In place of the one that would be fetched.
+    certificate_pem: Option<String>,
     now: Option<i64>,
     tolerance: Option<u64>,
     expected: Expected,
@@ -325,13 +328,17 @@ impl Vector {
     }
 
     fn source(&self, scheme: &Arc<Scheme>) -> Result<Source, String> {
-        let one = self.secret.as_ref().or(self.public_key.as_ref());
+        // PayPal's signature holds the id of the webhook, which is a setting like a secret.
+        let one = self.secret.as_ref().or(self.public_key.as_ref()).or(self.webhook_id.as_ref());
         let secrets: Vec<&String> = match &self.secrets {
             Some(list) => list.iter().collect(),
             None => one.into_iter().collect(),
         };
         let keys = secrets.into_iter().map(|secret| scheme.key(secret)).collect::<Result<_, _>>()?;
         let mut source = Source::new("test", Arc::clone(scheme), keys);
+        if let Some(pem) = self.certificate_pem.as_ref().filter(|_| scheme.has_certificates()) {
+            source.certificates = scheme.local_keys(pem)?;
+        }
         source.tolerance = Some(match (self.tolerance, self.now) {
             (Some(seconds @ 1..), Some(_)) => Tolerance::Within(Duration::from_secs(seconds)),
             _ => Tolerance::Off,
@@ -403,6 +410,8 @@ mod tests {
             "timestamp too old" => &[Code::TimestampStale],
             "timestamp too new" => &[Code::TimestampFuture],
             "missing id" => &[Code::SignedPartMissing],
+            "cert url host" => &[Code::KeyUrlRefused],
+            "algorithm" | "signature version" => &[Code::SignedOtherwise],
             other => panic!("no codes for {other:?}"),
         }
     }

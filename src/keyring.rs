@@ -27,7 +27,6 @@ use crate::config::{Config, Keys, Source};
 use crate::error::Code;
 use crate::metrics::Metrics;
 use crate::parts::Parts;
-use crate::provider::cert::ConfirmRule;
 use crate::provider::pin::Pinned;
 use crate::provider::{PublicKey, Scheme};
 use crate::tasks::Tasks;
@@ -162,8 +161,7 @@ impl Keyring {
     /// The URL is not pinned, or its visit failed.
     pub async fn confirm(&self, verified: &Verified, deadline: Instant) -> Result<Option<Reply>, Trouble> {
         let received = verified.request();
-        let Some(rule) = &received.source.scheme.pointing.confirm else { return Ok(None) };
-        let Some(url) = confirm_url(rule, received)? else { return Ok(None) };
+        let Some(url) = confirm_url(received)? else { return Ok(None) };
         let permit = self.shared.admit(&received.source)?;
         let shared = Arc::clone(&self.shared);
         let source = Arc::clone(&received.source.name);
@@ -193,7 +191,8 @@ fn fetches(source: &Source) -> bool {
 }
 
 /// The URL to visit, if the request is one that asks for it.
-fn confirm_url(rule: &ConfirmRule, received: &Received) -> Result<Option<Pinned>, Trouble> {
+pub(crate) fn confirm_url(received: &Received) -> Result<Option<Pinned>, Trouble> {
+    let Some(rule) = &received.source.scheme.pointing.confirm else { return Ok(None) };
     let parts = Parts::of(received, &rule.pointers);
     let asks = rule
         .when

@@ -5,6 +5,7 @@
 //! has no way to panic. What decides (algorithm, labels, places) is the scheme's; nothing in the request chooses.
 
 pub(crate) mod content;
+mod pointed;
 
 use std::borrow::Cow;
 
@@ -17,7 +18,6 @@ use crate::body::Received;
 use crate::config::{Source, Tolerance};
 use crate::error::Code;
 use crate::parts::{self, Fault, Parts};
-use crate::provider::pin::Pinned;
 use crate::provider::place::Place;
 use crate::provider::public_key::PublicKey;
 use crate::provider::signature::{
@@ -26,6 +26,8 @@ use crate::provider::signature::{
 use crate::provider::template::Template;
 use crate::provider::{Every, Key, Kind, Scheme};
 use content::Inputs;
+pub(crate) use pointed::certificate_url;
+use pointed::{check_said, pinned, used_algorithm};
 
 /// Most signatures that one request may offer. A rotation needs two or three; each costs a comparison.
 const CANDIDATES_MAX: usize = 32;
@@ -75,29 +77,6 @@ pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
 pub fn verify_with(received: Received, fetched: &[PublicKey], now: Timestamp) -> Result<Verified, Code> {
     let (key, signed_id) = check(&received, fetched, now)?;
     Ok(Verified { received, key, signed_id })
-}
-
-/// Where the certificate of the key stands, as the request says and the scheme pins it; `None` where nothing has to be
-/// fetched. Everything that can be told without a key is looked at first: for what would be refused anyway, nobody is asked.
-///
-/// # Errors
-/// The reason of a refusal.
-pub(crate) fn certificate_url(received: &Received) -> Result<Option<Pinned>, Code> {
-    let source = received.source.as_ref();
-    let scheme = source.scheme.as_ref();
-    if scheme.pointing.cert.is_none() || !source.certificates.is_empty() {
-        return Ok(None);
-    }
-    refuse_repeated(scheme, &received.head.headers)?;
-    let parts = Parts::of(received, &scheme.signed);
-    let texts = signature_texts(&scheme.sig, &parts)?;
-    decode_any(&scheme.sig, &candidates(&scheme.sig, &texts)?)?;
-    check_said(source, &parts)?;
-    if let Some(rule) = &scheme.ts {
-        let time = timestamp(rule, &scheme.sig, &parts, &texts)?;
-        stamp(scheme, time.as_deref())?;
-    }
-    pinned(scheme, &parts)
 }
 
 /// The secret that matched, and the id rule whose header was signed.
@@ -169,41 +148,6 @@ fn check_parts(
     };
     check_age(source, stamp, now)?;
     Ok((key, id.as_ref().map(|(rule, _)| *rule)))
-}
-
-/// What the request says of itself: that it is signed in a way that the scheme takes, and by order of somebody whom the
-/// source takes.
-fn check_said(source: &Source, parts: &Parts<'_>) -> Result<(), Code> {
-    let scheme = source.scheme.as_ref();
-    let says = |place: &Place, wanted: &str| matches!(parts.read(place), Ok(Some(text)) if text == wanted);
-    if !scheme.require.iter().all(|(place, wanted)| says(place, wanted)) {
-        return Err(Code::SignedOtherwise);
-    }
-    match (&scheme.pointing.sender, &source.senders) {
-        (Some(place), Some(senders)) if !senders.iter().any(|sender| says(place, sender)) => {
-            Err(Code::SenderUnknown)
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The certificate's URL, if there is such a thing. It is held against the pins even where nothing is fetched from it.
-fn pinned(scheme: &Scheme, parts: &Parts<'_>) -> Result<Option<Pinned>, Code> {
-    let Some(rule) = &scheme.pointing.cert else { return Ok(None) };
-    match parts.read(&rule.from) {
-        Ok(Some(url)) => rule.pins.check(&url).map(Some).or(Err(Code::KeyUrlRefused)),
-        Ok(None) => Err(Code::SignedPartMissing),
-        Err(Fault::Twice) => Err(Code::HeaderRepeated),
-        Err(Fault::Invalid | Fault::NotJson) => Err(Code::KeyUrlRefused),
-    }
-}
-
-/// The algorithm that was used: the scheme's, or the one of the scheme's that the request names.
-fn used_algorithm(scheme: &Scheme, only: Algorithm, parts: &Parts<'_>) -> Result<Algorithm, Code> {
-    let Some(by) = &scheme.pointing.hash_by else { return Ok(only) };
-    let Ok(Some(said)) = parts.read(&by.place) else { return Err(Code::SignedOtherwise) };
-    let named = by.choices.iter().find(|(name, _)| said == name.as_str());
-    named.map(|(_, algorithm)| *algorithm).ok_or(Code::SignedOtherwise)
 }
 
 /// Of two headers with one name, this check and whoever reads the request next might each take another.

@@ -139,3 +139,72 @@ pub(super) fn senders(table: &mut Table, scheme: Option<&Scheme>) -> Option<Vec<
     }
     wanted.then_some(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, report};
+
+    const BASE: &str =
+        "postgres.url = \"postgres://h/d\"\nfast_tier = { url = \"redis://h\", prefix = \"t:\" }\n";
+    const TOPIC: &str = "source.a.senders = [\"arn:t\"]";
+
+    /// All that is said of a source of the provider with these lines.
+    fn said(provider: &str, more: &[&str]) -> String {
+        let text = format!("{BASE}source.a.provider = \"{provider}\"\n{}", more.join("\n"));
+        match Config::parse("t.toml", &text, &|_| None) {
+            Ok(loaded) => report(&loaded.warnings),
+            Err(problems) => report(&problems),
+        }
+    }
+
+    #[test]
+    fn a_provider_that_signs_for_everybody_needs_senders() {
+        assert_eq!(said("sns", &[TOPIC]), "");
+        for (provider, more, wanted) in [
+            ("sns", vec![], "error: source.a.senders: no sender, and this provider signs for everybody"),
+            ("sns", vec!["source.a.senders = []"], "list what may stand at json:/TopicArn"),
+            (
+                "sns",
+                vec![TOPIC, "source.a.secrets = \"x\""],
+                "source.a.secrets: mean nothing with this provider",
+            ),
+            ("stripe", vec!["source.a.secrets = \"x\"", TOPIC], "source.a.senders: means nothing"),
+            ("paypal", vec![], "source.a.secrets: no secret"),
+        ] {
+            let said = said(provider, &more);
+            assert!(said.contains(wanted), "{provider} {more:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_files_addresses_and_times_is_said() {
+        for (more, wanted) in [
+            ("keys.ca = [\"/absent.pem\"]", "error: keys.ca[0]: file \"/absent.pem\" cannot be read"),
+            ("keys.ca = [\"Cargo.toml\"]", "keys.ca[0]: file \"Cargo.toml\": there is no certificate in it"),
+            (
+                "source.a.certificates = [\"Cargo.toml\"]",
+                "source.a.certificates[0]: file \"Cargo.toml\": there is no",
+            ),
+            (
+                "keys.resolve = { \"h\" = \"localhost\" }",
+                "keys.resolve.h: \"localhost\" is no address: give an IP",
+            ),
+            ("keys.fetch_timout = \"1s\"", "did you mean \"fetch_timeout\"?"),
+            ("keys.fetches_max = 0", "keys.fetches_max: 0 is out of range"),
+            (
+                "keys.fetch_timeout = \"5s\"",
+                "error: keys.fetch_timeout: keys.fetch_timeout (5s) must be below server.deadline",
+            ),
+        ] {
+            let said = said("sns", &[TOPIC, more]);
+            assert!(said.contains(wanted), "{more}: {said}");
+        }
+        let stripe = [
+            "source.a.secrets = \"x\"",
+            "keys.fetch_timeout = \"5s\"",
+            "source.a.certificates = [\"x.pem\"]",
+        ];
+        assert_eq!(said("stripe", &stripe[..2]), "", "nothing is fetched for it");
+        assert!(said("stripe", &stripe).contains("source.a.certificates: means nothing with this provider"));
+    }
+}

@@ -124,3 +124,91 @@ fn keep<T: Clone>(
     }
     kept.insert(name.clone(), Kept { value: value.clone(), until: now + ttl });
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::error::Code;
+    use crate::provider::Scheme;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn cache(most: usize) -> Cache {
+        let minimal =
+            "postgres.url = \"postgres://h/d\"\nfast_tier = { url = \"redis://h\", prefix = \"t:\" }";
+        let mut settings = Config::parse("t.toml", minimal, &|_| None).unwrap().config.keys;
+        (settings.cached_max, settings.cache_ttl, settings.failure_ttl) = (most, 10 * MINUTE, MINUTE);
+        Cache::new(&settings)
+    }
+
+    fn name(scheme: &str, path: &str) -> Name {
+        let paypal = Scheme::preset("paypal").unwrap();
+        let pins = &paypal.pointing.cert.as_ref().unwrap().pins;
+        let url = pins.check(&format!("https://api.paypal.com/v1/notifications/certs/{path}")).unwrap();
+        Name { scheme: scheme.to_owned(), url }
+    }
+
+    fn good(ends: i64) -> Outcome {
+        Ok(Certified { keys: Arc::default(), ends: Timestamp::from_second(ends).unwrap() })
+    }
+
+    fn bad() -> Outcome {
+        Err(Trouble { code: Code::KeysUnavailable, cause: "away".to_owned() })
+    }
+
+    /// Whether a key is known, or a failure, or nothing.
+    fn known(cache: &Cache, name: &Name, now: Instant, clock: i64) -> Option<bool> {
+        match cache.look(name, (now, Timestamp::from_second(clock).unwrap())) {
+            Some(Look::Known(outcome)) => Some(outcome.is_ok()),
+            Some(Look::UnderWay(_)) => panic!("nothing is fetched here"),
+            None => None,
+        }
+    }
+
+    #[test]
+    fn a_key_is_used_until_its_time_or_its_certificates_is_over_and_by_its_scheme_only() {
+        let (mut cache, now, one) = (cache(4), Instant::now(), name("a", "1"));
+        assert_eq!(known(&cache, &one, now, 0), None);
+        cache.land(&one, &good(100), now);
+        assert_eq!(known(&cache, &one, now + 9 * MINUTE, 100), Some(true));
+        assert_eq!(known(&cache, &one, now + 10 * MINUTE, 100), None);
+        assert_eq!(known(&cache, &one, now, 101), None);
+        assert_eq!(known(&cache, &name("b", "1"), now, 0), None, "another scheme may ask for more");
+        cache.land(&one, &bad(), now);
+        assert_eq!(
+            known(&cache, &one, now, 0),
+            Some(true),
+            "a key that is good is not forgotten for a failure"
+        );
+    }
+
+    #[test]
+    fn failures_are_forgotten_soon_and_push_out_no_key() {
+        let (mut cache, now) = (cache(2), Instant::now());
+        cache.land(&name("a", "good"), &good(100), now);
+        for number in 0..10_u32 {
+            cache.land(&name("a", &number.to_string()), &bad(), now + number * Duration::from_secs(1));
+        }
+        let later = now + Duration::from_secs(9);
+        assert_eq!(known(&cache, &name("a", "9"), later, 0), Some(false));
+        assert_eq!(known(&cache, &name("a", "7"), later, 0), None, "two are kept");
+        assert_eq!(known(&cache, &name("a", "9"), later + MINUTE, 0), None);
+        assert_eq!(known(&cache, &name("a", "good"), later, 0), Some(true));
+        for number in 0..3_u32 {
+            cache.land(&name("a", &format!("g{number}")), &good(100), now + number * MINUTE);
+        }
+        assert_eq!((known(&cache, &name("a", "good"), now, 0), cache.good.len()), (None, 2));
+    }
+
+    #[test]
+    fn a_fetch_whose_task_was_lost_is_begun_anew() {
+        let (mut cache, now, one) = (cache(2), (Instant::now(), Timestamp::UNIX_EPOCH), name("a", "1"));
+        let (sender, landing) = watch::channel(None);
+        cache.begin(&one, landing);
+        assert!(matches!(cache.look(&one, now), Some(Look::UnderWay(_))));
+        drop(sender);
+        assert!(cache.look(&one, now).is_none());
+    }
+}

@@ -85,8 +85,8 @@ impl Keyring {
     /// Nobody is trusted.
     pub fn start(config: &Config, metrics: Arc<Metrics>, tasks: Tasks) -> anyhow::Result<Self> {
         let settings = config.keys.clone();
-        let fetches = config.sources.values().any(|source| fetches(source));
-        let fetcher = if fetches { Some(Fetcher::new(&settings)?) } else { None };
+        let needed = config.sources.values().any(|source| fetches(source));
+        let fetcher = if needed { Some(Fetcher::new(&settings)?) } else { None };
         let shared = Shared {
             fetcher,
             cache: Mutex::new(Cache::new(&settings)),
@@ -138,7 +138,9 @@ impl Keyring {
         if let Some(look) = cache.look(name, now) {
             return Ok(look);
         }
-        let permit = self.shared.admit(source)?;
+        // Or else a stranger who uses up the source's fetches would keep it from a key that has to be fetched anew.
+        let counted = Some(source.as_ref()).filter(|_| !cache.was_good(name));
+        let permit = self.shared.admit(counted, Purpose::Keys)?;
         let (sender, landing) = watch::channel(None);
         cache.begin(name, landing.clone());
         drop(cache);
@@ -162,7 +164,7 @@ impl Keyring {
     pub async fn confirm(&self, verified: &Verified, deadline: Instant) -> Result<Option<Reply>, Trouble> {
         let received = verified.request();
         let Some(url) = confirm_url(received)? else { return Ok(None) };
-        let permit = self.shared.admit(&received.source)?;
+        let permit = self.shared.admit(Some(&received.source), Purpose::Confirm)?;
         let shared = Arc::clone(&self.shared);
         let source = Arc::clone(&received.source.name);
         let visit = self.tasks.spawn(async move {
@@ -213,25 +215,32 @@ impl Shared {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place among the fetches, if the source may have one.
-    fn admit(&self, source: &Source) -> Result<OwnedSemaphorePermit, Trouble> {
+    /// A place among the fetches. It counts for the source, if one is given.
+    fn admit(&self, source: Option<&Source>, purpose: Purpose) -> Result<OwnedSemaphorePermit, Trouble> {
         let limited = |cause: &str| {
-            self.metrics.fetched("keys", "limited");
+            self.metrics.fetched(purpose.word(), "limited");
             Trouble::unavailable(cause)
         };
         let permit = Arc::clone(&self.places).try_acquire_owned();
         let permit = permit.map_err(|_full| limited("keys.fetches_max is reached"))?;
-        let now = Instant::now();
+        match source {
+            Some(source) if !self.count(&source.name, Instant::now()) => {
+                Err(limited("keys.fetches_per_minute is reached for this source"))
+            }
+            _ => Ok(permit),
+        }
+    }
+
+    /// Counts one more fetch of the source, if it may have one in this minute.
+    fn count(&self, source: &Arc<str>, now: Instant) -> bool {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(Arc::clone(&source.name)).or_insert((now, 0));
-        if now.saturating_duration_since(count.0) >= MINUTE {
-            *count = (now, 0);
+        let (began, fetches) = counts.entry(Arc::clone(source)).or_insert((now, 0));
+        if now.saturating_duration_since(*began) >= MINUTE {
+            (*began, *fetches) = (now, 0);
         }
-        if count.1 >= self.settings.fetches_per_minute {
-            return Err(limited("keys.fetches_per_minute is reached for this source"));
-        }
-        count.1 += 1;
-        Ok(permit)
+        let allowed = *fetches < self.settings.fetches_per_minute;
+        *fetches += usize::from(allowed);
+        allowed
     }
 
     /// Fetches and checks. What is wrong with the certificate is the request's fault, which pointed to it.

@@ -86,12 +86,11 @@ fn resolve(table: &mut Table) -> BTreeMap<String, SocketAddr> {
     const KEY: &str = "resolve";
     let mut found = BTreeMap::new();
     for (host, text) in table.named_texts(KEY) {
-        match text.value.parse() {
-            Ok(address) => drop(found.insert(host, address)),
-            Err(_) => {
-                let wanted = "give an IP address and a port: \"127.0.0.1:8443\" or \"[::1]:8443\"";
-                table.error_at(KEY, &text.place, format!("{:?} is no address: {wanted}", text.value));
-            }
+        if let Ok(address) = text.value.parse() {
+            found.insert(host, address);
+        } else {
+            let wanted = "give an IP address and a port: \"127.0.0.1:8443\" or \"[::1]:8443\"";
+            table.error_at(KEY, &text.place, format!("{:?} is no address: {wanted}", text.value));
         }
     }
     found

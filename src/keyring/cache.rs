@@ -89,6 +89,11 @@ impl Cache {
         Some(Look::UnderWay(landing.clone()))
     }
 
+    /// Whether the URL gave a key before, which is too old now: no stranger can make up such a one.
+    pub(super) fn was_good(&self, name: &Name) -> bool {
+        self.good.contains_key(name)
+    }
+
     pub(super) fn begin(&mut self, name: &Name, landing: Landing) {
         self.under_way.insert(name.clone(), landing);
     }
@@ -150,12 +155,12 @@ mod tests {
         Name { scheme: scheme.to_owned(), url }
     }
 
-    fn good(ends: i64) -> Outcome {
-        Ok(Certified { keys: Arc::default(), ends: Timestamp::from_second(ends).unwrap() })
+    fn good(ends: i64) -> Certified {
+        Certified { keys: Arc::default(), ends: Timestamp::from_second(ends).unwrap() }
     }
 
-    fn bad() -> Outcome {
-        Err(Trouble { code: Code::KeysUnavailable, cause: "away".to_owned() })
+    fn bad() -> Trouble {
+        Trouble { code: Code::KeysUnavailable, cause: "away".to_owned() }
     }
 
     /// Whether a key is known, or a failure, or nothing.
@@ -171,12 +176,12 @@ mod tests {
     fn a_key_is_used_until_its_time_or_its_certificates_is_over_and_by_its_scheme_only() {
         let (mut cache, now, one) = (cache(4), Instant::now(), name("a", "1"));
         assert_eq!(known(&cache, &one, now, 0), None);
-        cache.land(&one, &good(100), now);
+        cache.land(&one, &Ok(good(100)), now);
         assert_eq!(known(&cache, &one, now + 9 * MINUTE, 100), Some(true));
         assert_eq!(known(&cache, &one, now + 10 * MINUTE, 100), None);
         assert_eq!(known(&cache, &one, now, 101), None);
         assert_eq!(known(&cache, &name("b", "1"), now, 0), None, "another scheme may ask for more");
-        cache.land(&one, &bad(), now);
+        cache.land(&one, &Err(bad()), now);
         assert_eq!(
             known(&cache, &one, now, 0),
             Some(true),
@@ -187,9 +192,9 @@ mod tests {
     #[test]
     fn failures_are_forgotten_soon_and_push_out_no_key() {
         let (mut cache, now) = (cache(2), Instant::now());
-        cache.land(&name("a", "good"), &good(100), now);
+        cache.land(&name("a", "good"), &Ok(good(100)), now);
         for number in 0..10_u32 {
-            cache.land(&name("a", &number.to_string()), &bad(), now + number * Duration::from_secs(1));
+            cache.land(&name("a", &number.to_string()), &Err(bad()), now + number * Duration::from_secs(1));
         }
         let later = now + Duration::from_secs(9);
         assert_eq!(known(&cache, &name("a", "9"), later, 0), Some(false));
@@ -197,7 +202,7 @@ mod tests {
         assert_eq!(known(&cache, &name("a", "9"), later + MINUTE, 0), None);
         assert_eq!(known(&cache, &name("a", "good"), later, 0), Some(true));
         for number in 0..3_u32 {
-            cache.land(&name("a", &format!("g{number}")), &good(100), now + number * MINUTE);
+            cache.land(&name("a", &format!("g{number}")), &Ok(good(100)), now + number * MINUTE);
         }
         assert_eq!((known(&cache, &name("a", "good"), now, 0), cache.good.len()), (None, 2));
     }

@@ -94,7 +94,7 @@ mod tests {
     const URL: &str = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-1.pem";
 
     /// A message with more fields; null takes one out.
-    fn message(more: serde_json::Value) -> Bytes {
+    fn message(more: &serde_json::Value) -> Bytes {
         let mut body = json!({
             "Type": "Notification", "MessageId": "id-1", "TopicArn": "arn:t", "Message": "m\n\u{e4}",
             "Timestamp": "2026-05-28T20:26:40.000Z", "SignatureVersion": "1", "Signature": "AAEC", "SigningCertURL": URL,
@@ -147,7 +147,7 @@ mod tests {
             // Two fields that are not a notification's make another string than the one that was signed.
             (json!({ "Token": "t" }), format!("{START}{TIME}{token}{}", end("Notification"))),
         ] {
-            assert_eq!(canonical(&message(more)).map(|(text, _)| text), Ok(wanted));
+            assert_eq!(canonical(&message(&more)).map(|(text, _)| text), Ok(wanted));
         }
     }
 
@@ -175,14 +175,14 @@ mod tests {
             (json!({ "Subject": "s\nTimestamp\nx" }), Code::SignedPartMissing),
             (json!({ "Type": "Notification\n" }), Code::SignedPartMissing),
         ] {
-            let body = message(more);
+            let body = message(&more);
             assert_eq!(canonical(&body).map(drop), Err(wanted), "{body:?}");
         }
         let (one, two) =
-            (canonical(&message(json!({}))), canonical(&message(json!({ "SignatureVersion": "2" }))));
+            (canonical(&message(&json!({}))), canonical(&message(&json!({ "SignatureVersion": "2" }))));
         let hashes = [one.unwrap().1, two.unwrap().1].map(|algorithm| format!("{algorithm:?}"));
         assert_eq!(hashes, ["RsaPkcs1(Sha1)", "RsaPkcs1(Sha256)"]);
-        let twice = String::from_utf8(message(json!({})).to_vec()).unwrap().replacen(
+        let twice = String::from_utf8(message(&json!({})).to_vec()).unwrap().replacen(
             '{',
             "{\"TopicArn\":\"arn:s\",",
             1,

@@ -63,7 +63,7 @@ impl Play {
         let at = |host: &str| format!("{host:?} = \"{}\"", self.publisher.address);
         let resolve: Vec<String> = [PAYPAL, SNS].into_iter().chain(EVIL).map(at).collect();
         let ours = [
-            format!("keys.ca = [{:?}]", self.authority.file()),
+            format!("keys.ca = [\"{}\"]", self.authority.file().display()),
             format!("keys.resolve = {{ {} }}", resolve.join(", ")),
             "source.paypal.provider = \"paypal\"".to_owned(),
             format!("source.paypal.secrets = [\"another\", {WEBHOOK:?}]"),
@@ -81,7 +81,7 @@ fn paypal_url(path: &str) -> String {
     format!("https://{PAYPAL}{path}")
 }
 
-/// A delivery by PayPal of a body, which names its certificate's URL.
+/// A delivery as of the preset `paypal`, which names its certificate's URL.
 async fn paypal(client: &mut Client, url: &str, body: &Bytes, webhook: &str) -> Result<Answer> {
     let (id, time) = ("69cd13f0-d67a-11e5-baa3-778b53f4ae55", "2026-02-18T20:01:35Z");
     let signed = format!("{id}|{time}|{webhook}|{}", crc32fast::hash(body));
@@ -104,15 +104,15 @@ async fn good(client: &mut Client, id: &str, path: &str) -> Result<(u16, Option<
 fn sns_body(fields: &[(&str, &str)], after: &[(&str, &str)]) -> Result<Bytes> {
     let more = [("Timestamp", "2026-05-28T20:26:40.000Z"), ("TopicArn", TOPIC)];
     let message: BTreeMap<&str, &str> = more.into_iter().chain(fields.iter().copied()).collect();
-    let signed: String = message.iter().map(|(name, value)| format!("{name}\n{value}\n")).collect();
-    let mut body = json!(message);
-    body["SignatureVersion"] = json!("2");
-    body["SigningCertURL"] = json!(format!("https://{SNS}{PEM}"));
-    body["Signature"] = json!(rsa_sha256(signed.as_bytes())?);
-    for (name, value) in after {
-        body[*name] = json!(value);
+    let signed: Vec<&str> = message.iter().flat_map(|(name, value)| [*name, "\n", *value, "\n"]).collect();
+    let field = |(name, value): (&&str, &&str)| ((*name).to_owned(), Value::from(*value));
+    let mut body: serde_json::Map<String, Value> = message.iter().map(field).collect();
+    let (url, signature) = (format!("https://{SNS}{PEM}"), rsa_sha256(signed.concat().as_bytes())?);
+    let of_signature = [("SignatureVersion", "2"), ("SigningCertURL", &url), ("Signature", &signature)];
+    for (name, value) in of_signature.into_iter().chain(after.iter().copied()) {
+        body.insert(name.to_owned(), value.into());
     }
-    Ok(body.to_string().into())
+    Ok(Value::Object(body).to_string().into())
 }
 
 async fn sns(client: &mut Client, body: Bytes) -> Result<(u16, String)> {
@@ -303,6 +303,22 @@ async fn a_source_causes_so_many_fetches_and_no_more() -> Result<()> {
     assert_eq!(good(&mut client, "second", CERT).await?.0, 200);
     let body = sns_body(&[("Message", "m"), ("MessageId", "id-1"), ("Type", "Notification")], &[])?;
     assert_eq!(sns(&mut client, body).await?, (200, "accepted".to_owned()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_that_was_good_is_fetched_anew_whatever_strangers_use_up() -> Result<()> {
+    let play = Play::new().await?;
+    let gateway = play.gateway(&["keys.fetches_per_minute = 1", "keys.cache_ttl = \"1s\""]).await?;
+    let mut client = gateway.client()?;
+    assert_eq!(good(&mut client, "first", CERT).await?.0, 200);
+    assert_eq!(good(&mut client, "x", "/v1/notifications/certs/x").await?.0, 503);
+    let to = gateway.listen()?;
+    let again = async || {
+        let (status, _) = good(&mut Client::new(to), "second", CERT).await.ok()?;
+        (status != 200 || play.publisher.connections() > 1).then_some(status)
+    };
+    assert_eq!(eventually(LIMIT, again).await?, 200);
     Ok(())
 }
 

@@ -13,6 +13,7 @@ mod dsn;
 mod effect;
 mod files;
 mod fixed;
+mod keys;
 mod load;
 mod read;
 mod relations;
@@ -32,11 +33,12 @@ use rustls::ClientConfig;
 
 pub use self::changes::Changes;
 pub use self::files::{Files, Look, Looks};
+pub use self::keys::Keys;
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
 pub use crate::guard::Guard;
 use crate::json::{Found, Pointer, Pointers, Slot};
 pub use crate::provider::Ack;
-use crate::provider::{Key, Scheme};
+use crate::provider::{Key, PublicKey, Scheme};
 use crate::tls::{Authorities, Identity};
 
 /// The complete default, with every key, its unit and its meaning.
@@ -57,6 +59,8 @@ pub struct Config {
     pub fast_tier: FastTier,
     /// `[in_flight]`
     pub in_flight: InFlight,
+    /// `[keys]`
+    pub keys: Keys,
     /// `[retention]`
     pub retention: Retention,
     /// `[source.NAME]`
@@ -314,6 +318,10 @@ pub struct Source {
     pub scheme: Arc<Scheme>,
     /// `secrets = [...]`, decoded; any may match.
     pub keys: Vec<Key>,
+    /// `certificates = "file.pem"`: keys of a provider that points to certificates; if there are any, none is fetched.
+    pub certificates: Vec<PublicKey>,
+    /// `senders = ["arn:…"]`: by whose order the provider may have signed, where it signs for anybody. `None`: by anybody's.
+    pub senders: Option<Vec<String>>,
     /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
     pub handshake_secrets: BTreeMap<String, Key>,
     /// `claims = { aud = "…" }`: what claims of the token must say; those that the scheme asks for, and any others.
@@ -357,6 +365,8 @@ impl Source {
             name: name.into(),
             scheme,
             keys,
+            certificates: Vec::new(),
+            senders: None,
             handshake_secrets: BTreeMap::new(),
             claims: BTreeMap::new(),
             public_url: None,

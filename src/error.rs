@@ -8,6 +8,8 @@ pub enum Stage {
     Accept,
     /// Reading the body.
     Body,
+    /// Fetching the key that the request points to.
+    Keys,
     /// Checking the signature.
     Verify,
     /// A handshake of the provider.
@@ -27,6 +29,7 @@ impl Stage {
         match self {
             Self::Accept => "accept",
             Self::Body => "body",
+            Self::Keys => "keys",
             Self::Verify => "verify",
             Self::Challenge => "challenge",
             Self::Identify => "identify",
@@ -36,7 +39,7 @@ impl Stage {
     }
 }
 
-/// The store that was at fault, if one was.
+/// Who was at fault beside the request, if somebody was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dependency {
     /// None: the request itself, or this process.
@@ -47,6 +50,8 @@ pub enum Dependency {
     Postgres,
     /// The business effect.
     Effect,
+    /// The provider's server, which publishes its keys.
+    Provider,
 }
 
 impl Dependency {
@@ -58,6 +63,7 @@ impl Dependency {
             Self::Redis => "redis",
             Self::Postgres => "postgres",
             Self::Effect => "effect",
+            Self::Provider => "provider",
         }
     }
 }
@@ -106,6 +112,10 @@ codes! {
     UrlHashMismatch "url_hash_mismatch" "The public URL, with path and query as received, does not hash to what the request says.",
     ClaimMismatch "claim_mismatch" "A claim of the token, or of its header, is missing or not what it has to be.",
     BodyNotSigned "body_not_signed" "Nothing of what is signed covers the body.",
+    SenderUnknown "sender_unknown" "Signed by order of somebody who is not among the source's `senders`.",
+    KeyUrlRefused "key_url_refused" "The request points to a key, or to a page to visit, at a URL that the scheme does not pin.",
+    KeyUnfit "key_unfit" "What the request's URL holds is no certificate of the provider's that is good now.",
+    KeysUnavailable "keys_unavailable" "The provider's certificate, or a page to confirm at, could not be fetched.",
     HandshakeRefused "handshake_refused" "A handshake whose sender does not know the source's secret for it, or a body that a handshake could have had signed.",
     HandshakeUnexpected "handshake_unexpected" "A secret is handed over, and no window is open for one: `hapax handshake open`.",
     HandshakeMalformed "handshake_malformed" "A GET, HEAD or OPTIONS that is no handshake of the provider, or a handshake whose token is missing or has the wrong shape.",

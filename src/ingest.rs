@@ -25,18 +25,18 @@ use crate::body;
 use crate::challenge::{self, Handover, Reply, Unsigned};
 use crate::claim::{Claim, FastTier, ShortDigest, Tier};
 use crate::config::{Config, InFlight, RequestLog, Source};
-use crate::effect::UnknownEffects;
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
 use crate::handover::Handovers;
 use crate::identify::{Content, Event, Identified, identify};
+use crate::keyring::{Keyring, Trouble};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
 use crate::record::{How, RecordError, Recorder, Verdict};
 use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
-use crate::verify::verify;
+use crate::verify::verify_with;
 
 type Delivered = Result<Outcome, Failure>;
 
@@ -62,6 +62,7 @@ struct View {
     retry_after: Duration,
     in_flight: InFlight,
     request_log: RequestLog,
+    keyring: Keyring,
     tier: FastTier,
     recorder: Recorder,
 }
@@ -84,6 +85,8 @@ struct Trace {
     /// Of a batch.
     items: Option<usize>,
     body_bytes: usize,
+    /// Only where a key had to be found.
+    keys: Option<Duration>,
     verify: Duration,
     times: Times,
 }
@@ -115,8 +118,7 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        tier: FastTier,
-        recorder: Recorder,
+        (keyring, tier, recorder): (Keyring, FastTier, Recorder),
         metrics: Arc<Metrics>,
         log: Log,
         tasks: Tasks,
@@ -124,7 +126,7 @@ impl Gateway {
         let handovers = Handovers::new(&config.postgres);
         handovers.follow(config, &tasks);
         Self {
-            view: ArcSwap::from_pointee(View::new(config, tier, recorder)),
+            view: ArcSwap::from_pointee(View::new(config, keyring, tier, recorder)),
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
             flights: Arc::default(),
@@ -140,14 +142,16 @@ impl Gateway {
     /// cannot change without a restart must be the same in both.
     ///
     /// # Errors
-    /// A source names a Rust effect that this program does not have; nothing changes then.
-    pub fn take_up(&self, config: &Config) -> Result<(), UnknownEffects> {
+    /// A source names a Rust effect that this program does not have, or needs authorities that cannot be read; nothing
+    /// changes then.
+    pub fn take_up(&self, config: &Config) -> anyhow::Result<()> {
         let before = self.view.load_full();
         let tier = before.tier.tuned(&config.fast_tier);
         let sources = config.sources.values().map(AsRef::as_ref);
         let recorder = before.recorder.tuned(&config.postgres, sources)?;
+        let keyring = before.keyring.tuned(config)?;
         self.handovers.follow(config, &self.tasks);
-        self.view.store(Arc::new(View::new(config, tier, recorder)));
+        self.view.store(Arc::new(View::new(config, keyring, tier, recorder)));
         Ok(())
     }
 
@@ -194,7 +198,7 @@ impl Gateway {
 }
 
 impl View {
-    fn new(config: &Config, tier: FastTier, recorder: Recorder) -> Self {
+    fn new(config: &Config, keyring: Keyring, tier: FastTier, recorder: Recorder) -> Self {
         let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
         Self {
             sources: sources.collect(),
@@ -202,6 +206,7 @@ impl View {
             retry_after: config.server.retry_after,
             in_flight: config.in_flight.clone(),
             request_log: config.log.requests,
+            keyring,
             tier,
             recorder,
         }
@@ -411,6 +416,9 @@ impl Visit {
             Err(failure) => failure_fields(&mut line, failure),
         }
         line.number("body_bytes", trace.body_bytes as u64);
+        if let Some(took) = trace.keys {
+            line.millis("keys_ms", took);
+        }
         line.millis("verify_ms", trace.verify);
         line.millis("claim_ms", trace.times.claim);
         line.millis("record_ms", trace.times.record);
@@ -422,8 +430,12 @@ impl Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         if !self.reported {
-            // Left of the boundary there is one thing to wait for, and a client that leaves ends the wait.
+            // Left of the boundary the body is waited for, and then a key; a client that leaves ends the wait.
             let failure = match self.trace.event {
+                None if self.trace.body_bytes > 0 => no_key(Trouble {
+                    code: Code::KeysUnavailable,
+                    cause: "the client left before the key was there".to_owned(),
+                }),
                 None => Failure::new(Stage::Body, Code::BodyIncomplete),
                 Some(_) => internal("the work on it was lost"),
             };
@@ -466,7 +478,7 @@ async fn receive(
     visit.memory = Some(memory);
     trace.body_bytes = received.body.len();
 
-    let (verifying, now) = (Instant::now(), jiff::Timestamp::now());
+    let (began, now) = (Instant::now(), jiff::Timestamp::now());
     match challenge::unsigned(&received, now).map_err(refused_handshake)? {
         Some(Unsigned::Answer(reply)) => return Ok(Arrived::Handshake(Arc::new(reply))),
         Some(Unsigned::Handover(Handover { secret, reply })) => {
@@ -476,7 +488,15 @@ async fn receive(
         None => {}
     }
     let source = Arc::clone(&received.source);
-    let verified = verify(received, now).map_err(|code| gateway.handovers.refusal(&source, code))?;
+    let deadline = visit.started + source.deadline;
+    let keys = visit.view.keyring.find(&received, deadline).await.map_err(no_key)?;
+    let verifying = Instant::now();
+    trace.keys = source.scheme.has_certificates().then(|| verifying - began);
+    let verified = verify_with(received, &keys, jiff::Timestamp::now())
+        .map_err(|code| gateway.handovers.refusal(&source, code))?;
+    if let Some(reply) = visit.view.keyring.confirm(&verified, deadline).await.map_err(not_confirmed)? {
+        return Ok(Arrived::Handshake(Arc::new(reply)));
+    }
     if let Some(reply) = challenge::signed(&verified).map_err(refused_handshake)? {
         return Ok(Arrived::Handshake(Arc::new(reply)));
     }
@@ -498,6 +518,20 @@ async fn receive(
 
 fn tier_refused(code: Code) -> Failure {
     Failure { dependency: Dependency::Redis, ..Failure::new(Stage::Claim, code) }
+}
+
+fn no_key(trouble: Trouble) -> Failure {
+    let of_key = matches!(trouble.code, Code::KeyUnfit | Code::KeysUnavailable);
+    troubled(if of_key { Stage::Keys } else { Stage::Verify }, trouble)
+}
+
+fn not_confirmed(trouble: Trouble) -> Failure {
+    troubled(Stage::Challenge, trouble)
+}
+
+fn troubled(stage: Stage, Trouble { code, cause }: Trouble) -> Failure {
+    let dependency = if code == Code::KeysUnavailable { Dependency::Provider } else { Dependency::None };
+    Failure { dependency, cause: Some(cause).filter(|cause| !cause.is_empty()), ..Failure::new(stage, code) }
 }
 
 fn refused_handshake(code: Code) -> Failure {

@@ -1,6 +1,6 @@
 //! hapax, a webhook dedupe gateway.
 //!
-//! The path of a request: `accept → read body → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis)
+//! The path of a request: `accept → read body → find key → verify → identify ‖ claim (Redis) → record (Postgres) → settle (Redis)
 //! → respond`. Each stage takes the last stage's type by value, so that none can be skipped; right of `‖` nothing can be
 //! cancelled by the client.
 //!
@@ -13,7 +13,7 @@
 //! |---|---|
 //! | [`server`], [`admin`] | connections |
 //! | [`ingest`], [`flight`] | the path itself |
-//! | [`body`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
+//! | [`body`], [`keyring`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`effect`] | what happens once for each event, where it is written in Rust |
 //! | [`handover`] | secrets that providers hand over |
 //! | [`guard`] | signed bytes that come again under another id |
@@ -43,6 +43,7 @@ pub mod handover;
 pub mod identify;
 pub mod ingest;
 mod json;
+pub mod keyring;
 pub mod log;
 pub mod metrics;
 mod parts;

@@ -91,6 +91,12 @@ struct GuardLabels {
     guard: Word,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FetchLabels {
+    purpose: Word,
+    result: Word,
+}
+
 /// The stages whose time is measured.
 #[derive(Debug)]
 struct Stages {
@@ -129,6 +135,7 @@ pub struct Metrics {
     batch_seconds: Histogram,
     batch_failures: Family<TroubleLabels, Counter>,
     redis_failures: Family<TroubleLabels, Counter>,
+    key_fetches: Family<FetchLabels, Counter>,
     markers_dropped: Counter,
     breaker_openings: Counter,
     signatures_reused: Family<GuardLabels, Counter>,
@@ -218,6 +225,7 @@ impl Metrics {
             batch_seconds: histogram(0.000_1),
             batch_failures: Family::default(),
             redis_failures: Family::default(),
+            key_fetches: Family::default(),
             markers_dropped: Counter::default(),
             breaker_openings: Counter::default(),
             signatures_reused: Family::default(),
@@ -250,6 +258,11 @@ impl Metrics {
             "redis_failures",
             "Redis commands that failed, by what went wrong",
             self.redis_failures.clone(),
+        );
+        r.register(
+            "key_fetches",
+            "Fetches of keys that providers publish, and visits that confirm, by what became of them",
+            self.key_fetches.clone(),
         );
         r.register("markers_dropped", "Done markers that were not written", self.markers_dropped.clone());
         r.register(
@@ -345,6 +358,12 @@ impl Metrics {
     /// A Redis command failed.
     pub fn redis_failed(&self, trouble: RedisTrouble) {
         self.redis_failures.get_or_create(&TroubleLabels { trouble: Word(trouble.as_str()) }).inc();
+    }
+
+    /// A provider's URL was fetched, or was not.
+    pub fn fetched(&self, purpose: &'static str, result: &'static str) {
+        let labels = FetchLabels { purpose: Word(purpose), result: Word(result) };
+        self.key_fetches.get_or_create(&labels).inc();
     }
 
     /// Done markers were not written.

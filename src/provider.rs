@@ -6,12 +6,14 @@
 //! request; no request is seen here.
 
 mod ack;
+pub(crate) mod cert;
 mod facts;
 pub(crate) mod handshake;
 pub(crate) mod jwt;
 mod key;
+pub(crate) mod pin;
 pub(crate) mod place;
-mod public_key;
+pub(crate) mod public_key;
 mod reading;
 pub(crate) mod signature;
 pub(crate) mod template;
@@ -30,7 +32,10 @@ use crate::settings::{File, Severity};
 pub use ack::Ack;
 pub use facts::{Binds, Facts};
 pub use key::Key;
+pub use public_key::PublicKey;
+pub(crate) use public_key::certificates;
 
+use cert::Pointing;
 use handshake::Handshakes;
 use jwt::{JwtRule, TokenPlace};
 use key::KeyRule;
@@ -112,6 +117,7 @@ presets! {
     "openai",
     "paddle",
     "pagerduty",
+    "paypal",
     "paystack",
     "plaid",
     "plivo-v2",
@@ -124,6 +130,7 @@ presets! {
     "shopify",
     "slack",
     "smartsheet",
+    "sns",
     "square",
     "standard-webhooks",
     "standard-webhooks-ed25519",
@@ -170,6 +177,8 @@ pub struct Scheme {
     pub(crate) key_id: Option<Place>,
     /// Texts that have to stand at places of the request.
     pub(crate) require: Vec<(Place, String)>,
+    /// What a request points to: the certificate of its key, its hash, its sender.
+    pub(crate) pointing: Pointing,
     /// The body is a list of parts that are signed one by one, and all of them have to be.
     pub(crate) every: Option<Every>,
     /// Pointers of everything that verification reads.
@@ -290,7 +299,7 @@ impl Scheme {
             Kind::Signed { algorithm: Algorithm::Hmac(hash), .. } => {
                 Key::hmac(hash.algorithm(), &self.key.decode(secret)?)
             }
-            Kind::Signed { algorithm, .. } if algorithm.has_public_keys() => {
+            Kind::Signed { algorithm, .. } if algorithm.has_public_keys() && self.pointing.cert.is_none() => {
                 Key::public(self.key.decode_public(*algorithm, secret)?)
             }
             Kind::Jwt(rule) => Key::tokens(TokenKey::read(rule, &self.key, secret)?),
@@ -299,6 +308,36 @@ impl Scheme {
             Kind::Basic => return Err("the secret is not of the form \"name:password\"".to_owned()),
         };
         Ok(key.noting(self.key.note(secret)))
+    }
+
+    /// Whether a source has secrets at all.
+    #[must_use]
+    pub fn takes_secrets(&self) -> bool {
+        self.pointing.takes_secrets(self.templates())
+    }
+
+    /// Whether a request points to the certificate of its key.
+    #[must_use]
+    pub fn has_certificates(&self) -> bool {
+        self.pointing.cert.is_some()
+    }
+
+    /// Where whoever made the provider sign stands, as written, if the provider signs for anybody.
+    #[must_use]
+    pub fn sender(&self) -> Option<String> {
+        self.pointing.sender.as_ref().map(Place::to_string)
+    }
+
+    /// The keys of the certificates in a PEM text, which are trusted as they are: neither their dates nor their names nor
+    /// who issued them is looked at.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn local_keys(&self, pem: &str) -> Result<Vec<PublicKey>, String> {
+        match &self.kind {
+            Kind::Signed { algorithm, .. } => public_key::of_certificates(*algorithm, pem),
+            Kind::Token | Kind::Basic | Kind::Jwt(_) => Err("this provider has no certificates".to_owned()),
+        }
     }
 
     /// Whether the URL is part of what is signed: the source then needs a public URL.

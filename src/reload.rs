@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Changes, Config, Files, Loaded, Look, Looks};
 use crate::db::Unready;
-use crate::effect::{Effects, UnknownEffects};
+use crate::effect::Effects;
 use crate::ingest::Gateway;
 use crate::log::Log;
 use crate::metrics::Metrics;
@@ -64,8 +64,8 @@ enum Refusal {
     Files(Vec<Problem>),
     /// The files could not be read in time. Not tried again by itself: each try may cost a thread that never ends.
     Unreadable,
-    /// Of what this program lacks.
-    Effects(UnknownEffects),
+    /// Of what this program or this machine lacks.
+    Lacking(String),
     /// Of what the database says, or does not say; that can change.
     Database(String),
 }
@@ -127,7 +127,7 @@ impl Reload {
                         self.waits = Some(reason.clone());
                         !news && waited.as_ref() == Some(reason)
                     }
-                    Refusal::Files(_) | Refusal::Effects(_) | Refusal::Unreadable => false,
+                    Refusal::Files(_) | Refusal::Lacking(_) | Refusal::Unreadable => false,
                 };
                 if !told_already {
                     self.live.metrics.settings_refused();
@@ -146,11 +146,13 @@ impl Reload {
         };
         self.looks = Looks::after(files);
         let Loaded { config, warnings, .. } = loaded.map_err(Refusal::Files)?;
-        self.live.effects.check(&config).map_err(Refusal::Effects)?;
+        let effects = self.live.effects.check(&config);
+        effects.map_err(|unknown| Refusal::Lacking(unknown.to_string()))?;
         ask_database(&before, &config).await.map_err(Refusal::Database)?;
         warnings.iter().for_each(tell_problem);
         let changes = Changes::between(&before, &config);
-        self.live.take_up(Arc::new(config)).map_err(Refusal::Effects)?;
+        let taken_up = self.live.take_up(Arc::new(config));
+        taken_up.map_err(|lacking| Refusal::Lacking(format!("{lacking:#}")))?;
         Ok(changes)
     }
 }
@@ -164,7 +166,7 @@ async fn pause_for(pause: Option<Duration>) {
 
 impl Live {
     /// The one step; nothing in it waits, and only its beginning can fail.
-    fn take_up(&self, config: Arc<Config>) -> Result<(), UnknownEffects> {
+    fn take_up(&self, config: Arc<Config>) -> anyhow::Result<()> {
         self.gateway.take_up(&config)?;
         self.log.set_level(&config.log.level);
         self.current.send_replace(config);
@@ -209,8 +211,7 @@ impl Refusal {
             Self::Unreadable => {
                 error!(cause = format!("the files cannot be read within {READ_TIMEOUT:?}"), "{REFUSED}");
             }
-            Self::Effects(unknown) => error!(cause = %unknown, "{REFUSED}"),
-            Self::Database(cause) => error!(cause, "{REFUSED}"),
+            Self::Lacking(cause) | Self::Database(cause) => error!(cause, "{REFUSED}"),
         }
     }
 }

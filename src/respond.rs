@@ -211,6 +211,9 @@ fn failed(code: Code) -> Verdict {
         | Code::UrlHashMismatch
         | Code::ClaimMismatch
         | Code::BodyNotSigned
+        | Code::SenderUnknown
+        | Code::KeyUrlRefused
+        | Code::KeyUnfit
         | Code::HandshakeRefused
         | Code::HandshakeUnexpected => (StatusCode::UNAUTHORIZED, "refused"),
         Code::HandshakeMalformed
@@ -226,6 +229,7 @@ fn failed(code: Code) -> Verdict {
         Code::Overloaded
         | Code::EffectFailed
         | Code::FastTierRefused
+        | Code::KeysUnavailable
         | Code::PostgresUnavailable
         | Code::RecordTimeout
         | Code::CommitUnknown

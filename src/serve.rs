@@ -21,6 +21,7 @@ use crate::db::{self, Needs, Unready};
 use crate::effect::Effects;
 use crate::generation::Heartbeat;
 use crate::ingest::Gateway;
+use crate::keyring::Keyring;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
@@ -84,8 +85,9 @@ pub async fn start(
     let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, effects, &metrics, &tasks)?;
-    let gateway =
-        Arc::new(Gateway::new(&config, tier, recorder, Arc::clone(&metrics), log.clone(), tasks.clone()));
+    let keyring = Keyring::start(&config, Arc::clone(&metrics), tasks.clone())?;
+    let parts = (keyring, tier, recorder);
+    let gateway = Arc::new(Gateway::new(&config, parts, Arc::clone(&metrics), log.clone(), tasks.clone()));
     metrics.settings_in_use(jiff::Timestamp::now());
 
     let closing = Closing::default();

@@ -201,6 +201,12 @@ impl Table {
         self.entries.contains_key(key)
     }
 
+    /// Whether a table was written there.
+    #[must_use]
+    pub fn holds_table(&self, key: &str) -> bool {
+        matches!(self.entries.get(key), Some(Entry { value: Value::Table(_), .. }))
+    }
+
     /// Reports that `key` is missing, unless it was written wrongly, or may be in a part of the file that could not
     /// be read.
     pub fn missing(&self, key: &str, message: impl Into<String>) {

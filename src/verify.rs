@@ -7,6 +7,7 @@
 mod chain;
 pub(crate) mod content;
 pub(crate) mod jwt;
+mod pointed;
 
 use std::borrow::Cow;
 
@@ -21,12 +22,15 @@ use crate::error::Code;
 use crate::guard::{Guard, SignedBytes};
 use crate::parts::{self, Fault, Parts};
 use crate::provider::place::Place;
+use crate::provider::public_key::PublicKey;
 use crate::provider::signature::{
     Algorithm, Hash, Labels, SaidHash, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
 };
 use crate::provider::template::Template;
 use crate::provider::{Every, Key, Kind, Scheme};
 use content::Inputs;
+pub(crate) use pointed::certificate_url;
+use pointed::{check_said, pinned, used_algorithm};
 
 /// Most signatures that one request may offer. A rotation needs two or three; each costs a comparison.
 const CANDIDATES_MAX: usize = 32;
@@ -67,7 +71,15 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    let Checked { key, signed_id, signed_bytes } = check(&received, now)?;
+    verify_with(received, &[], now)
+}
+
+/// As [`verify`], with the keys that were fetched from where the request says, if the source has none of its own.
+///
+/// # Errors
+/// The reason.
+pub fn verify_with(received: Received, fetched: &[PublicKey], now: Timestamp) -> Result<Verified, Code> {
+    let Checked { key, signed_id, signed_bytes } = check(&received, fetched, now)?;
     Ok(Verified { received, key, signed_id, signed_bytes })
 }
 
@@ -83,7 +95,7 @@ pub(crate) fn is_signed_with(received: &Received, key: &Key, now: Timestamp) -> 
     let source = Source { keys: vec![key.clone()], ..received.source.as_ref().clone() };
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers).is_ok()
-        && check_parts(&source, &Parts::of(received, &scheme.signed), now).is_ok()
+        && check_parts(&source, &Parts::of(received, &scheme.signed), &[], now).is_ok()
 }
 
 /// A request, or an item of one, that is signed.
@@ -96,12 +108,12 @@ struct Checked {
     signed_bytes: Option<SignedBytes>,
 }
 
-fn check(received: &Received, now: Timestamp) -> Result<Checked, Code> {
+fn check(received: &Received, fetched: &[PublicKey], now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers)?;
     match &scheme.every {
-        None => check_parts(source, &Parts::of(received, &scheme.signed), now),
+        None => check_parts(source, &Parts::of(received, &scheme.signed), fetched, now),
         Some(every) => check_every(source, every, received, now),
     }
 }
@@ -115,13 +127,18 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
     let mut first = None;
     for item in items {
         let parts = Parts::item(received, item.get().as_bytes(), &source.scheme.signed);
-        let checked = check_parts(source, &parts, now)?;
+        let checked = check_parts(source, &parts, &[], now)?;
         first.get_or_insert(checked);
     }
     first.ok_or(Code::SignatureMissing)
 }
 
-fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Checked, Code> {
+fn check_parts(
+    source: &Source,
+    parts: &Parts<'_>,
+    fetched: &[PublicKey],
+    now: Timestamp,
+) -> Result<Checked, Code> {
     let scheme = source.scheme.as_ref();
     if let Kind::Jwt(rule) = &scheme.kind {
         let key = jwt::check(source, rule, parts, now)?;
@@ -129,11 +146,8 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     }
     let texts = signature_texts(&scheme.sig, parts)?;
     let candidates = candidates(&scheme.sig, &texts)?;
-    for (place, wanted) in &scheme.require {
-        if !matches!(parts.read(place), Ok(Some(text)) if text == wanted.as_str()) {
-            return Err(Code::SignedOtherwise);
-        }
-    }
+    check_said(source, parts)?;
+    pinned(scheme, parts)?;
     let time = match &scheme.ts {
         Some(rule) => timestamp(rule, &scheme.sig, parts, &texts)?,
         None => None,
@@ -143,14 +157,21 @@ fn check_parts(source: &Source, parts: &Parts<'_>, now: Timestamp) -> Result<Che
     let mut signed_bytes = None;
     let key = match &scheme.kind {
         Kind::Signed { algorithm, sign } => {
+            let algorithm = used_algorithm(scheme, *algorithm, parts)?;
             let id = id.as_ref().map(|(_, text)| text.as_ref());
             let time_header = scheme.time_header();
             let inputs = Inputs { parts, time: time.as_deref(), id, secret: None, time_header };
             let body_hash = said_hash(scheme.body_hash.as_ref(), parts, &[parts.body]);
             let body_hash = body_hash.or(Err(Code::BodyHashMismatch))?;
             let key_id = key_id(scheme, parts)?;
-            let signed = Signed { algorithm: *algorithm, sign, inputs, body_hash, key_id };
-            let (key, form) = signed.check(&source.keys, &scheme.sig, &candidates)?;
+            let signed = Signed { algorithm, sign, inputs, body_hash, key_id };
+            let (key, form) = if scheme.pointing.cert.is_some() {
+                let own = source.certificates.as_slice();
+                let public = if own.is_empty() { fetched } else { own };
+                signed.check_certified(&source.keys, public, &scheme.sig, &candidates)?
+            } else {
+                signed.check(&source.keys, &scheme.sig, &candidates)?
+            };
             if source.guard != Guard::Off {
                 signed_bytes = Some(signed.bytes(form)?);
             }
@@ -359,6 +380,30 @@ impl Signed<'_, '_> {
                 })
             }
         }
+    }
+
+    /// As [`Self::check`], with keys out of certificates. The source's keys are then texts that are part of what is signed;
+    /// which of them was is returned.
+    fn check_certified(
+        &self,
+        secrets: &[Key],
+        public: &[PublicKey],
+        rule: &SigRule,
+        candidates: &[&str],
+    ) -> Result<(usize, usize), Code> {
+        let signatures = decode_any(rule, candidates)?;
+        if public.is_empty() {
+            return Err(Code::KeyUnfit);
+        }
+        // Where no secret is signed, one that nobody looks at stands for all.
+        let nothing = [Key::token(&[])];
+        let secrets = if secrets.is_empty() { &nothing } else { secrets };
+        self.matching(secrets, |_, content, matched| {
+            let content = content.concat();
+            let verifies = |key: &PublicKey, text: &Vec<u8>| key.verifies(self.algorithm, &content, text);
+            let right = public.iter().any(|key| signatures.iter().any(|text| verifies(key, text)));
+            matched.add(u8::from(right).into());
+        })
     }
 
     /// The key for which some form matches; a form of which a part is missing is passed over.

@@ -1,9 +1,12 @@
 //! `hapax check`: every mistake in the settings at once, and with `--online` whether the stores are as they must be.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{Exit, load, runtime, say};
 use crate::config::{Config, Effect};
+use crate::keyring::Keyring;
+use crate::tasks::Tasks;
 use crate::{claim, db, serve};
 
 /// Checks the settings; with `online` also the stores.
@@ -48,6 +51,12 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
     for part in unreadable {
         say(format!(
             "postgres: {part} may not be read, so a failover or a restored copy may go unnoticed until a restart"
+        ))?;
+    }
+    let keyring = Keyring::start(config, Arc::default(), Tasks::default())?;
+    if let Some(authorities) = keyring.authorities() {
+        say(format!(
+            "keys: {authorities} authorities are trusted; certificates are fetched as requests name them"
         ))?;
     }
     match claim::check(&config.fast_tier).await {

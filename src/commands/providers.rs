@@ -109,6 +109,12 @@ fn shown(name: &str) -> Option<String> {
     for secret in scheme.handshake_secrets() {
         text.extend(["# its handshake asks for handshake_secrets.", secret, "\n"]);
     }
+    if scheme.has_certificates() {
+        text.push_str("# its requests name a certificate, which is fetched; no secret makes it\n");
+    }
+    if let Some(place) = scheme.sender() {
+        text.extend(["# it signs for everybody: the source's senders list what may stand at ", &place, "\n"]);
+    }
     Some(text)
 }
 

@@ -152,7 +152,10 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
         let known: Vec<&str> = config.sources.keys().map(String::as_str).collect();
         return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
     };
-    let key = source.keys.first().ok_or_else(|| Exit::settings(format!("source {name:?} has no secret")))?;
+    let key = source.keys.first().ok_or_else(|| {
+        let only = "signs with a private key that only it has: take one of its own requests";
+        Exit::settings(format!("source {name:?} has no secret; its provider {only}"))
+    })?;
     let url = format!("http://{}/in/{name}", reachable(config.server.listen));
     Ok(Signer {
         scheme: Arc::clone(&source.scheme),

@@ -9,10 +9,16 @@ mod vectors;
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::Timestamp;
 
-use super::{Exit, load, say};
+use super::{Exit, load, runtime, say};
+use crate::config::{Config, Source};
+use crate::error::Code;
+use crate::keyring::{Keyring, Trouble};
+use crate::tasks::Tasks;
 
 /// Which request, as of which source; or which vectors.
 #[derive(Debug, clap::Args)]
@@ -62,11 +68,38 @@ fn explain_request(options: &Options, name: &str, path: &Path) -> Result<(), Exi
         None => Timestamp::now(),
     };
     let text = read(path)?;
-    let raw =
+    let mut raw =
         request::parse(&text).map_err(|problem| Exit::settings(format!("{}: {problem}", path.display())))?;
-    let told = explain::explain(source, &raw, now, &config.fast_tier);
+    let source = with_keys(&config, source, &mut raw)?;
+    let told = explain::explain(&source, &raw, now, &config.fast_tier);
     say(told.lines.join("\n"))?;
     if told.accepted { Ok(()) } else { Err(Exit::failed("refused")) }
+}
+
+/// The source with the keys that the request points to, fetched as the gateway would.
+fn with_keys(config: &Config, source: &Arc<Source>, raw: &mut request::Raw<'_>) -> Result<Arc<Source>, Exit> {
+    if !source.scheme.has_certificates() || !source.certificates.is_empty() {
+        return Ok(Arc::clone(source));
+    }
+    let received = explain::received(source, raw);
+    let found = runtime(1)?.block_on(async {
+        let keyring = Keyring::start(config, Arc::default(), Tasks::default())?;
+        anyhow::Ok(keyring.find(&received, Instant::now() + source.deadline).await)
+    })?;
+    match found {
+        Ok(keys) => {
+            let mut source = source.as_ref().clone();
+            source.certificates = keys.to_vec();
+            Ok(Arc::new(source))
+        }
+        Err(Trouble { code: Code::KeysUnavailable, cause }) => {
+            Err(Exit::unavailable(format!("the provider's certificate could not be fetched: {cause}")))
+        }
+        Err(Trouble { cause, .. }) => {
+            raw.notes.extend(Some(cause).filter(|cause| !cause.is_empty()));
+            Ok(Arc::clone(source))
+        }
+    }
 }
 
 /// A whole file, or standard input.

@@ -45,8 +45,9 @@ fn is_same(one: &Source, two: &Source) -> bool {
 }
 
 fn tables(before: &Config, now: &Config) -> Vec<&'static str> {
-    fn shown(config: &Config) -> [(&'static str, String); 7] {
-        let Config { server, admin, log, postgres, fast_tier, in_flight, retention, sources: _ } = config;
+    fn shown(config: &Config) -> [(&'static str, String); 8] {
+        let Config { server, admin, log, postgres, fast_tier, in_flight, retention, keys, sources: _ } =
+            config;
         [
             ("server", format!("{server:?}")),
             ("admin", format!("{admin:?}")),
@@ -55,6 +56,7 @@ fn tables(before: &Config, now: &Config) -> Vec<&'static str> {
             ("fast_tier", format!("{fast_tier:?}")),
             ("in_flight", format!("{in_flight:?}")),
             ("retention", format!("{retention:?}")),
+            ("keys", format!("{keys:?}")),
         ]
     }
     let pairs = shown(before).into_iter().zip(shown(now));

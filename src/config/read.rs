@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::keys::Keys;
 use super::secret::Secrets;
 use super::source::{Defaults, Reading};
 use super::{
@@ -60,6 +61,7 @@ pub(super) struct Tables {
     pub(super) postgres: Table,
     pub(super) fast_tier: Table,
     pub(super) in_flight: Table,
+    pub(super) keys: Table,
     pub(super) retention: Table,
 }
 
@@ -78,6 +80,7 @@ impl Draft {
             postgres: root.table_or_empty("postgres"),
             fast_tier: root.table_or_empty("fast_tier"),
             in_flight: root.table_or_empty("in_flight"),
+            keys: root.table_or_empty("keys"),
             retention: root.table_or_empty("retention"),
         };
         let config = Config {
@@ -87,6 +90,7 @@ impl Draft {
             postgres: postgres(&mut tables.postgres, secrets),
             fast_tier: fast_tier(&mut tables.fast_tier, secrets),
             in_flight: in_flight(&mut tables.in_flight),
+            keys: Keys::read(&mut tables.keys, secrets),
             retention: retention(&mut tables.retention),
             sources: BTreeMap::new(),
         };
@@ -109,8 +113,8 @@ impl Draft {
 
     /// Reports the keys that nobody asked for.
     pub(super) fn finish(self) -> Config {
-        let Tables { server, admin, log, postgres, fast_tier, in_flight, retention } = self.tables;
-        for table in [server, admin, log, postgres, fast_tier, in_flight, retention] {
+        let Tables { server, admin, log, postgres, fast_tier, in_flight, keys, retention } = self.tables;
+        for table in [server, admin, log, postgres, fast_tier, in_flight, keys, retention] {
             table.finish();
         }
         self.config

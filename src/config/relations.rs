@@ -34,6 +34,7 @@ pub(super) fn check(draft: &Draft, sources: &[Reading]) {
             provider_windows(draft, source, traits);
             provider_clock(source, traits);
             provider_form(source, traits);
+            fetches(draft, source, traits);
         }
     }
 }
@@ -391,6 +392,18 @@ fn provider_clock(source: &Reading, traits: &Traits) {
         );
         tell(table, Severity::Warning, "tolerance", message);
     }
+}
+
+/// A request that waits for its key has nothing else done meanwhile.
+fn fetches(draft: &Draft, source: &Reading, traits: &Traits) {
+    if !traits.has(Quirk::FetchesKeys) || !source.draft.certificates.is_empty() {
+        return;
+    }
+    let timeout = Part::new(&draft.tables.keys, "fetch_timeout", draft.config.keys.fetch_timeout);
+    let table = if source.table.has("deadline") { &source.table } else { &draft.tables.server };
+    let deadline = Part::new(table, "deadline", source.draft.deadline);
+    let consequence = "a request whose key is slow to fetch would have no time left for its event";
+    require(Severity::Error, &[timeout], Order::Below, deadline, consequence);
 }
 
 fn provider_form(source: &Reading, traits: &Traits) {

@@ -10,11 +10,12 @@ use std::time::Duration;
 use http::HeaderName;
 
 use super::effect::{RUST, check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
+use super::keys::{local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
 use super::{Ack, Effect, Guard, LockRule, OnMismatch, Server, Source, Tolerance};
-use crate::provider::{Facts, Key, Scheme};
+use crate::provider::{Facts, Key, PublicKey, Scheme};
 use crate::settings::{Table, nearest};
 
 /// Most secrets of one source: each may cost a computation per request, also for senders that know none of them.
@@ -68,6 +69,8 @@ pub(super) enum Quirk {
     AnswersUrl,
     /// Signed bytes can be watched.
     Guardable,
+    /// The key is fetched from where the request says.
+    FetchesKeys,
 }
 
 impl Traits {
@@ -99,6 +102,7 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::Timeless, !scheme.has_time()),
         (Quirk::AnswersUrl, scheme.handshakes.need_url()),
         (Quirk::Guardable, scheme.can_guard()),
+        (Quirk::FetchesKeys, scheme.has_certificates()),
     ];
     Traits {
         name: scheme.name.clone(),
@@ -127,6 +131,8 @@ pub(super) struct Reading {
 pub(super) struct Draft {
     pub(super) name: Arc<str>,
     keys: Vec<Key>,
+    pub(super) certificates: Vec<PublicKey>,
+    senders: Option<Vec<String>>,
     handshake_secrets: BTreeMap<String, Key>,
     claims: BTreeMap<String, String>,
     pub(super) public_url: Option<String>,
@@ -168,6 +174,8 @@ impl Reading {
             name: draft.name,
             scheme: self.scheme?,
             keys: draft.keys,
+            certificates: draft.certificates,
+            senders: draft.senders,
             handshake_secrets: draft.handshake_secrets,
             claims: draft.claims,
             public_url: draft.public_url,
@@ -264,6 +272,8 @@ fn read(
     let draft = Draft {
         name: name.into(),
         keys: keys(&mut table, secrets, scheme.as_deref()),
+        certificates: local_keys(&mut table, secrets, scheme.as_deref()),
+        senders: senders(&mut table, scheme.as_deref()),
         handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
         claims: claims(&mut table, scheme.as_deref()),
         public_url: public_url(&mut table).or_else(|| server.public_url.clone()),
@@ -317,6 +327,12 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
 fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
     const KEY: &str = "secrets";
     let found = table.secrets(KEY).unwrap_or_default();
+    if scheme.is_some_and(|scheme| !scheme.takes_secrets()) {
+        if !found.is_empty() {
+            table.error(KEY, "mean nothing with this provider, which publishes its keys: remove them");
+        }
+        return Vec::new();
+    }
     // A provider that hands its secret over may do so later.
     if found.is_empty() && !scheme.is_some_and(Scheme::hands_over) {
         let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";

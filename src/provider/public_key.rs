@@ -7,7 +7,11 @@ use std::sync::Arc;
 use base64::Engine as _;
 use p256::ecdsa::signature::hazmat::PrehashVerifier as _;
 use ring::signature::UnparsedPublicKey;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use spki::{ObjectIdentifier, SubjectPublicKeyInfoRef};
+use x509_cert::Certificate;
+use x509_cert::der::{Decode as _, Encode as _};
 
 use super::key::{Encoding, LENIENT};
 use super::signature::{Algorithm, Hash};
@@ -22,9 +26,12 @@ const ID_RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.
 const ID_EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const ID_P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 
+/// Most certificates in one text: each is a key to try, or a step to an authority.
+const CERTIFICATES_MAX: usize = 16;
+
 /// A key that verifies signatures of one kind.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct PublicKey {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicKey {
     /// In the form that the algorithm takes.
     bytes: Arc<[u8]>,
     /// Its name; a request that names another key is not tried with it.
@@ -60,7 +67,20 @@ impl PublicKey {
         if algorithm == Algorithm::Ed25519 && der.len() == ED25519 {
             return Ok(Self { bytes: der.into(), id });
         }
-        let info = SubjectPublicKeyInfoRef::try_from(der.as_slice());
+        Ok(Self { id, ..Self::from_info(algorithm, &der)? })
+    }
+
+    /// The key in a certificate, whatever else stands in it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn of_certificate(algorithm: Algorithm, certificate: &Certificate) -> Result<Self, String> {
+        let info = certificate.tbs_certificate.subject_public_key_info.to_der();
+        Self::from_info(algorithm, &info.or(Err("the certificate's key cannot be read"))?)
+    }
+
+    fn from_info(algorithm: Algorithm, der: &[u8]) -> Result<Self, String> {
+        let info = SubjectPublicKeyInfoRef::try_from(der);
         let info = info.or(Err("the public key is neither PEM nor base64 of DER"))?;
         let key = info.subject_public_key.as_bytes().ok_or("the public key is not whole bytes")?;
         let curve = || info.algorithm.parameters_oid().ok();
@@ -72,7 +92,11 @@ impl PublicKey {
             }
             Algorithm::Hmac(_) | Algorithm::Hash(_) => (false, "secret, not public"),
         };
-        if fits { Ok(Self { bytes: key.into(), id }) } else { Err(format!("the public key is not {wanted}")) }
+        if fits {
+            Ok(Self { bytes: key.into(), id: None })
+        } else {
+            Err(format!("the public key is not {wanted}"))
+        }
     }
 
     /// Whether the signature is one of the content by the key's owner.
@@ -91,6 +115,32 @@ impl PublicKey {
         let signature = p256::ecdsa::Signature::from_der(signature);
         matches!((key, signature), (Ok(key), Ok(signature)) if key.verify_prehash(digest.as_ref(), &signature).is_ok())
     }
+}
+
+/// The certificates in a PEM text; anything else in it is passed over.
+///
+/// # Errors
+/// There is none, or one that cannot be read.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<(CertificateDer<'static>, Certificate)>, String> {
+    let mut found = Vec::new();
+    for der in CertificateDer::pem_slice_iter(pem) {
+        let der = der.map_err(|error| format!("the PEM cannot be read: {error}"))?;
+        let parsed = Certificate::from_der(&der).map_err(|error| format!("no certificate: {error}"))?;
+        found.push((der, parsed));
+        if found.len() > CERTIFICATES_MAX {
+            return Err(format!("more than {CERTIFICATES_MAX} certificates"));
+        }
+    }
+    if found.is_empty() { Err("there is no certificate in it".to_owned()) } else { Ok(found) }
+}
+
+/// The keys of all certificates in a PEM text.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn of_certificates(algorithm: Algorithm, pem: &str) -> Result<Vec<PublicKey>, String> {
+    let found = certificates(pem.as_bytes())?;
+    found.iter().map(|(_, certificate)| PublicKey::of_certificate(algorithm, certificate)).collect()
 }
 
 /// One block of PEM (RFC 7468); line breaks may be missing.

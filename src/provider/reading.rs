@@ -10,6 +10,7 @@ use crate::json::{Pointer, Pointers, Slot};
 use crate::settings::Table;
 
 use super::ack::Ack;
+use super::cert::{HashBy, Pointing, has_secret, places};
 use super::facts::Covered;
 use super::handshake::Handshakes;
 use super::jwt::JwtRule;
@@ -64,14 +65,16 @@ impl Scheme {
     /// an error.
     pub fn read(name: &str, mut table: Table) -> Option<Self> {
         let mut signed = Pointers::default();
-        let kind = read_kind(&mut table, &mut signed);
+        let hash_by = if table.holds_table("hash") { HashBy::read(&mut table, &mut signed) } else { None };
+        let kind = read_kind(&mut table, hash_by.as_ref(), &mut signed);
         let key = table.table("key").map(KeyRule::read).unwrap_or_default();
         let sig = read_sig(&mut table, kind.as_ref(), &mut signed);
         let ts = table.table("ts").and_then(|ts| TsRule::read(ts, &mut signed));
         let body_hash = table.table("body_hash").and_then(|rule| SaidHash::read(rule, &mut signed));
         let url_hash = table.table("url_hash").and_then(|rule| SaidHash::read(rule, &mut signed));
         let key_id = read_key_id(&mut table, &mut signed);
-        let require = read_require(&mut table, &mut signed);
+        let require = places(&mut table, "require", &mut signed);
+        let pointing = Pointing::read(&mut table, hash_by, &mut signed);
         let every = Every::read(&mut table);
         let batch = table.table("batch").map(BatchRules::read);
         let event = EventRules::read(&mut table, batch.is_some());
@@ -102,14 +105,11 @@ impl Scheme {
             item: batch.as_ref().map(|batch| &batch.item),
         };
         facts.settle(&mut table, &covered);
-        let settable = matches!(kind, Kind::Signed { .. })
-            && every.is_none()
-            && (batch.is_some() || !event.ids.is_empty());
-        if guard.is_some() && (!settable || facts.id_signed) {
-            table.error("guard", "is for signed requests whose events have ids that are not signed: drop it");
-        }
+        check_guard(&table, &covered, &facts);
+        pointing.check(&table, &kind);
         table.finish();
-        let once = once(&kind, &sig, ts.as_ref(), &others, &event);
+        let mut once = once(&kind, &sig, ts.as_ref(), &others, &event);
+        add_once(&mut once, pointing.headers());
         let name = name.to_owned();
         Some(Self {
             name,
@@ -122,6 +122,7 @@ impl Scheme {
             url_hash,
             key_id,
             require,
+            pointing,
             every,
             signed,
             once,
@@ -135,7 +136,16 @@ impl Scheme {
     }
 }
 
-fn read_kind(table: &mut Table, signed: &mut Pointers) -> Option<Kind> {
+/// Signed bytes can be watched where they are those of a whole request, whose events can be told apart.
+fn check_guard(table: &Table, covered: &Covered<'_>, facts: &Facts) {
+    let told_apart = covered.item.is_some() || !covered.event.ids.is_empty();
+    let settable = matches!(covered.kind, Kind::Signed { .. }) && covered.every.is_none() && told_apart;
+    if table.has("guard") && (!settable || facts.id_signed) {
+        table.error("guard", "is for signed requests whose events have ids that are not signed: drop it");
+    }
+}
+
+fn read_kind(table: &mut Table, hash_by: Option<&HashBy>, signed: &mut Pointers) -> Option<Kind> {
     let name = table.choice("kind", KindName::CHOICES);
     if !table.has("kind") {
         let names: Vec<_> = KindName::CHOICES.iter().map(|(name, _)| format!("{name:?}")).collect();
@@ -148,14 +158,18 @@ fn read_kind(table: &mut Table, signed: &mut Pointers) -> Option<Kind> {
             JwtRule::read(table, sign?).map(|rule| Kind::Jwt(Box::new(rule)))
         }
         Some(KindName::Basic) => Some(read_unsigned(table, "basic", Kind::Basic)),
-        Some(name) => read_signed(table, name, signed),
+        Some(name) => read_signed(table, name, hash_by, signed),
         None => skip_kind(table),
     }
 }
 
-fn read_signed(table: &mut Table, name: KindName, signed: &mut Pointers) -> Option<Kind> {
-    let hash = table.choice("hash", Hash::CHOICES);
-    let hash = if table.has("hash") { hash } else { Some(Hash::Sha256) };
+fn read_signed(
+    table: &mut Table,
+    name: KindName,
+    hash_by: Option<&HashBy>,
+    signed: &mut Pointers,
+) -> Option<Kind> {
+    let hash = read_hash(table, hash_by);
     if name == KindName::Ed25519 && table.has("hash") {
         table.error("hash", "means nothing with kind = \"ed25519\": drop it");
     }
@@ -200,15 +214,24 @@ fn read_key_id(table: &mut Table, signed: &mut Pointers) -> Option<Place> {
     }
 }
 
+/// The hash; where the request names it, any of them stands for its kind.
+fn read_hash(table: &mut Table, hash_by: Option<&HashBy>) -> Option<Hash> {
+    match hash_by {
+        None if table.has("hash") && !table.failed("hash") => table.choice("hash", Hash::CHOICES),
+        None if table.failed("hash") => None,
+        None | Some(_) => Some(Hash::Sha256),
+    }
+}
+
 /// A plain hash proves nothing unless the secret is in it, and no other signature needs the secret there.
 fn check_secret(table: &Table, kind: &Kind, algorithm: Algorithm) {
-    let has = |sign: &Template| sign.has(|piece| matches!(piece, Piece::Secret));
     let hash = matches!(algorithm, Algorithm::Hash(_));
-    if hash && !kind.templates().iter().all(has) {
+    if hash && !kind.templates().iter().all(has_secret) {
         table.error("sign", "lacks {secret}: without it anybody could make such a hash");
     }
-    if !hash && kind.templates().iter().any(has) {
-        table.error("sign", "{secret} is for kind = \"hash\": other kinds use the secret as the key");
+    if !hash && !table.has("cert") && kind.templates().iter().any(has_secret) {
+        let why = "{secret} is for kind = \"hash\", or beside cert: other kinds use the secret as the key";
+        table.error("sign", why);
     }
 }
 
@@ -250,18 +273,6 @@ fn read_sig(table: &mut Table, kind: Option<&Kind>, signed: &mut Pointers) -> Op
         );
     }
     table.table("sig").and_then(|sig| SigRule::read(sig, signed))
-}
-
-/// `require = { "header:X-Version" = "1" }`
-fn read_require(table: &mut Table, signed: &mut Pointers) -> Vec<(Place, String)> {
-    let mut require = Vec::new();
-    for (name, text) in table.named_texts("require") {
-        match Place::parse(&name, signed) {
-            Ok(place) => require.push((place, text.value)),
-            Err(message) => table.error_at("require", &text.place, message),
-        }
-    }
-    require
 }
 
 impl Every {
@@ -481,12 +492,16 @@ fn once(
     let signed = kind.templates().iter().flat_map(Template::headers);
     let ids = event.ids.iter().filter(|_| signs_id(kind.templates())).filter_map(Rule::header);
     let mut unique: Vec<HeaderName> = Vec::new();
-    for name in places.chain(signed).chain(ids) {
+    add_once(&mut unique, places.chain(signed).chain(ids));
+    unique
+}
+
+fn add_once<'a>(unique: &mut Vec<HeaderName>, names: impl Iterator<Item = &'a HeaderName>) {
+    for name in names {
         if !unique.contains(name) {
             unique.push(name.clone());
         }
     }
-    unique
 }
 
 #[cfg(test)]

@@ -106,9 +106,9 @@ impl Template {
         self.all().any(kind)
     }
 
-    /// Whether the whole body is in it, in one form or another.
+    /// Whether the whole body is in it, in one form or another. A checksum is none: a body can be made to fit it.
     pub(crate) fn has_body(&self) -> bool {
-        self.has(|piece| matches!(piece, Piece::Body | Piece::BodyEscaped | Piece::FormSorted | Piece::Crc32))
+        self.has(|piece| matches!(piece, Piece::Body | Piece::BodyEscaped | Piece::FormSorted))
     }
 
     /// Whether the URL with its query is in it.

@@ -19,6 +19,7 @@ mod hostile;
 mod http;
 mod isolation;
 mod key_rule;
+mod keyring;
 mod log;
 mod once;
 mod pooler;

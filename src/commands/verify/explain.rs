@@ -19,6 +19,7 @@ use crate::claim::redis_key;
 use crate::config::{FastTier, FastTierKind, Source, Tolerance};
 use crate::error::Code;
 use crate::identify::{Content, Event, Identified, identify};
+use crate::keyring::confirm_url;
 use crate::parts::Parts;
 use crate::provider::place::Place;
 use crate::provider::signature::{TsFrom, Unit};
@@ -79,6 +80,12 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
         tell_signature(&mut told, &received, now);
         tell_secrets(&mut told, source, key, &verdict);
     }
+    if let (true, Ok(Some(url))) = (told.accepted, confirm_url(&received)) {
+        told.line(
+            "note",
+            format!("no event: the gateway visits {url} to confirm, and answers 200 if that is"),
+        );
+    }
     match &verdict {
         Verdict::Handshake(reply) | Verdict::Handover(reply) => told.line("answer", shown(&reply.body)),
         Verdict::Events(Content::Event(event)) => tell_event(&mut told, event, tier),
@@ -97,7 +104,7 @@ pub(super) fn explain(source: &Arc<Source>, raw: &Raw<'_>, now: Timestamp, tier:
     told
 }
 
-fn received(source: &Arc<Source>, raw: &Raw<'_>) -> Received {
+pub(super) fn received(source: &Arc<Source>, raw: &Raw<'_>) -> Received {
     Received { source: Arc::clone(source), head: raw.head.clone(), body: Bytes::copy_from_slice(raw.body) }
 }
 
@@ -204,6 +211,14 @@ fn tell_signature(told: &mut Told, received: &Received, now: Timestamp) {
     }
     let time = tell_time(told, received, &parts, &texts, now);
     let id = scheme.signs_id().then(|| verify::signed_id(scheme, &parts).ok()).flatten();
+    if let Some(rule) = &scheme.pointing.cert {
+        let url = parts.read(&rule.from).ok().flatten();
+        let text = url.map_or("not there".to_owned(), |url| match rule.pins.check(&url) {
+            Ok(_pinned) => capped(&url),
+            Err(why) => format!("{}: {why}", capped(&url)),
+        });
+        told.line("certificate", format!("{}: {text}", rule.from));
+    }
     for sign in scheme.templates() {
         let id = id.as_ref().map(|(_, text)| text.as_ref());
         let (time, time_header) = (time.as_deref(), scheme.time_header());
@@ -277,7 +292,7 @@ fn distance(stamp: Timestamp, now: Timestamp) -> String {
 }
 
 fn tell_content(told: &mut Told, sign: &Template, inputs: Inputs<'_, '_>) {
-    let text = &sign.text;
+    let text = sign.text.escape_debug();
     let Inputs { parts, time, id, .. } = inputs;
     // In place of the secret, which is not told.
     if let Ok(content) = (Inputs { secret: Some(b"{secret}"), ..inputs }).content(sign) {

@@ -59,6 +59,9 @@ struct Vector {
     /// What claims of a token have to say.
     #[serde(default)]
     claims: BTreeMap<String, String>,
+    webhook_id: Option<String>,
+    /// In place of the one that would be fetched.
+    certificate_pem: Option<String>,
     now: Option<i64>,
     tolerance: Option<u64>,
     expected: Expected,
@@ -360,7 +363,9 @@ impl Vector {
 
     fn source(&self, scheme: &Arc<Scheme>) -> Result<Source, String> {
         let jwk = self.jwk.as_ref().map(|key| key.as_str().map_or_else(|| key.to_string(), str::to_owned));
-        let one = self.secret.as_ref().or(self.public_key.as_ref()).or(jwk.as_ref());
+        // PayPal's signature holds the id of the webhook, which is a setting like a secret.
+        let given = [&self.secret, &self.public_key, &jwk, &self.webhook_id];
+        let one = given.into_iter().find_map(Option::as_ref);
         let secrets: Vec<&String> = match &self.secrets {
             Some(list) => list.iter().collect(),
             None => one.into_iter().collect(),
@@ -372,6 +377,9 @@ impl Vector {
         let keys = secrets.into_iter().map(key).collect::<Result<_, _>>()?;
         let mut source = Source::new("test", Arc::clone(scheme), keys);
         source.claims.clone_from(&self.claims);
+        if let Some(pem) = self.certificate_pem.as_ref().filter(|_| scheme.has_certificates()) {
+            source.certificates = scheme.local_keys(pem)?;
+        }
         source.tolerance = Some(self.tolerance(scheme));
         for name in scheme.handshake_secrets() {
             let keys = [name, "verification_token", "public_key_id"];
@@ -450,7 +458,8 @@ mod tests {
             "timestamp too old" | "token expired" => &[Code::TimestampStale],
             "timestamp too new" | "token not yet valid" => &[Code::TimestampFuture],
             "missing id" => &[Code::SignedPartMissing],
-            "algorithm" => &[Code::SignedOtherwise],
+            "cert url host" => &[Code::KeyUrlRefused],
+            "algorithm" | "signature version" => &[Code::SignedOtherwise],
             "payload hash presence" => &[Code::BodyNotSigned, Code::BodyHashMismatch],
             other => panic!("no codes for {other:?}"),
         }

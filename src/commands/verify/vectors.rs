@@ -481,7 +481,7 @@ mod tests {
             }
         }
         assert_eq!(counts.total, file.vectors.len());
-        assert!(counts.agree >= 256, "{counts:?}");
+        assert_eq!(counts.agree, counts.total, "{counts:?}");
     }
 
     fn changed(name: &str, change: impl FnOnce(&mut Map<String, Value>)) -> Judged {

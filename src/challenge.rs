@@ -440,7 +440,7 @@ mod tests {
         }
         assert!(post(SECRET, Some(sign("other", "")), "").unwrap().is_none(), "it may be an event");
         assert!(post(SECRET, None, "{\"events\":[1]}").unwrap().is_none(), "it is no handshake");
-        for unfit in ["short", &"x".repeat(257), "0123456789 abcdef", "0123456789abcd\u{e9}"] {
+        for unfit in ["short", &"x".repeat(257), "fedcba9876 543210", "fedcba98765432\u{e9}"] {
             assert_eq!(post(unfit, None, "").unwrap_err(), Code::HandshakeMalformed, "{unfit}");
         }
         // The source has it already.

@@ -42,7 +42,8 @@ async fn first_second_and_unsigned_deliveries_are_answered_as_the_provider_wants
     let gateway = scene.gateway(&overrides).await?;
     ready(&gateway).await?;
     let mut client = gateway.client()?;
-    let xero = r#"{"events":[{"resourceId":"r"}],"firstEventSequence":1,"lastEventSequence":1,"entropy":"e"}"#;
+    let xero =
+        r#"{"events":[{"resourceId":"r"}],"firstEventSequence":1,"lastEventSequence":1,"entropy":"e"}"#;
     for (source, body, status, text) in [
         ("adyen-header", r#"{"id":"a"}"#, 200, "[accepted]"),
         ("gocardless", r#"{"events":[{"id":"EV1"}]}"#, 204, ""),

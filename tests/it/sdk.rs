@@ -81,7 +81,7 @@ fn outcome(answer: &Answer) -> (u16, &str) {
 #[tokio::test]
 async fn what_providers_libraries_sign_is_taken_and_nothing_else() -> Result<()> {
     let signed = signed()?;
-    ensure!(signed.len() >= 24, "only {} requests", signed.len());
+    ensure!(signed.len() >= 26, "only {} requests", signed.len());
     let scene = Scene::new().await?;
     let overrides = [
         "server.public_url = \"https://hooks.example.com\"",

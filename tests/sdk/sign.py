@@ -295,6 +295,52 @@ def sendgrid():
     request("sendgrid", "sendgrid", [public], {prefix + "Signature": signature, prefix + "Timestamp": stamp}, body)
 
 
+def messagebird():
+    import jwt
+    from messagebird.request_validator import RequestValidator
+
+    key, body = fresh() + fresh(), json.dumps({"id": fresh(), "status": "delivered"})
+    claims = {
+        "iss": "MessageBird",
+        "nbf": NOW,
+        "exp": NOW + 60,
+        "jti": str(uuid.uuid4()),
+        "url_hash": hashlib.sha256(url("messagebird", "?a=1").encode()).hexdigest(),
+        "payload_hash": hashlib.sha256(body.encode()).hexdigest(),
+    }
+    token = jwt.encode(claims, key, "HS384")
+    RequestValidator(key).validate_signature(token, url("messagebird", "?a=1"), body.encode())
+    request("messagebird", "messagebird", [key], {"MessageBird-Signature-JWT": token}, body, "?a=1")
+
+
+def truelayer():
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from truelayer_signing import HttpMethod, sign_with_pem, verify_with_pem
+
+    private = ec.generate_private_key(ec.SECP521R1())
+    pem = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    public = private.public_key()
+    public = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    ).decode()
+    body = json.dumps({"type": "payment_executed", "event_id": str(uuid.uuid4())})
+    stamp = datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    headers = {"X-Tl-Webhook-Timestamp": stamp, "Content-Type": "application/json"}
+    signer = sign_with_pem("a-key", pem).set_method(HttpMethod.POST).set_path("/in/truelayer")
+    for name, value in headers.items():
+        signer = signer.add_header(name, value)
+    signer = signer.set_jku("https://webhooks.truelayer.com/.well-known/jwks").set_body(body)
+    signature = signer.sign()
+    verifier = verify_with_pem(public).set_method(HttpMethod.POST).set_path("/in/truelayer").set_body(body)
+    for name, value in headers.items():
+        verifier = verifier.add_header(name, value)
+    verifier.verify(signature)
+    request("truelayer", "truelayer", [public.strip()], {**headers, "Tl-Signature": signature}, body)
+
+
 for provider in [
     stripe,
     standard_webhooks,
@@ -312,6 +358,8 @@ for provider in [
     plivo,
     line,
     sendgrid,
+    messagebird,
+    truelayer,
 ]:
     provider()
 

@@ -294,7 +294,7 @@ mod tests {
             Kind::Jwt(rule) => rule.has_hmac() && rule.sign.is_empty(),
             Kind::Token | Kind::Basic => true,
         };
-        let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago";
+        let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some();
         schemes.filter(|scheme| signs(scheme) && header(scheme)).collect()
     });
 

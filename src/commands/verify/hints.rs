@@ -10,6 +10,7 @@ use super::explain::again;
 use crate::body::Received;
 use crate::config::Tolerance;
 use crate::error::Code;
+use crate::multipart;
 use crate::parts::Parts;
 use crate::provider::Kind;
 use crate::provider::signature::{TagEncoding, Unit};
@@ -153,7 +154,9 @@ fn malformed(received: &Received) -> Vec<String> {
     let Kind::Signed { algorithm, .. } = &scheme.kind else { return Vec::new() };
     let parts = Parts::of(received, &scheme.signed);
     let Ok(texts) = signature_texts(&scheme.sig, &parts) else {
-        return vec!["the signature is not UTF-8".to_owned()];
+        let cut = multipart::is_multipart(&received.body) && parts.fields().is_none();
+        let form = "the form in the body is cut off, or its parts can be read in more than one way";
+        return vec![if cut { form } else { "the signature is not UTF-8" }.to_owned()];
     };
     let Ok(found) = candidates(&scheme.sig, &texts) else {
         return vec!["more signatures than any provider sends".to_owned()];

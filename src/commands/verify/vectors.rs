@@ -22,6 +22,7 @@ use crate::challenge::{self, Reply, Unsigned};
 use crate::config::{self, Source, Tolerance};
 use crate::error::Code;
 use crate::identify::{Content, Event, Identified, identify};
+use crate::keyring::confirm_url;
 use crate::provider::{Key, Scheme};
 use crate::verify::{Verified, verify};
 
@@ -264,7 +265,8 @@ fn outcome(vector: &Vector, schemes: Schemes<'_>) -> Outcome {
     let Some(method) = Method::from_bytes(vector.method.as_bytes()).ok() else {
         return Outcome::reject(format!("no method {:?}", vector.method));
     };
-    if vector.verify_with == VerifyWith::Handshake && !scheme.answers(&method) {
+    let asks = scheme.answers(&method) || scheme.pointing.confirm.is_some();
+    if vector.verify_with == VerifyWith::Handshake && !asks {
         return unsupported(format!("{:?} has no handshake by {method}", vector.scheme));
     }
     match vector.received(&scheme, method) {
@@ -304,6 +306,7 @@ fn event(vector: &Vector, received: Received, now: Timestamp) -> Outcome {
         Err(code) => return refused(code),
     };
     let reply = match challenge::signed(&verified) {
+        Ok(None) => confirmed(&verified),
         Ok(reply) => reply,
         Err(code) => return refused(code),
     };
@@ -328,6 +331,11 @@ fn ids(verified: Verified) -> Result<Vec<Option<String>>, Code> {
         Content::Event(event) => vec![Some(event.id)],
         Content::Batch(events) => events.into_iter().map(named).collect(),
     })
+}
+
+/// What is answered once the page is visited at which a request asks to confirm; none if it asks no such thing.
+fn confirmed(verified: &Verified) -> Option<Reply> {
+    matches!(confirm_url(verified.request()), Ok(Some(_))).then(Reply::ok)
 }
 
 /// What an event is answered.

@@ -134,7 +134,9 @@ fn look_alikes(received: &Received) -> Vec<String> {
     let names: Vec<&str> = received.head.headers.keys().map(http::HeaderName::as_str).filter(like).collect();
     let mut hints = Vec::new();
     if let Some(labels) = &received.source.scheme.sig.labels {
-        hints.push(format!("only what is labelled {} counts as a signature", labels.names.join(" or ")));
+        let names: Vec<_> =
+            labels.names.iter().map(|name| if name.is_empty() { "nothing" } else { name }).collect();
+        hints.push(format!("only what is labelled {} counts as a signature", names.join(" or ")));
     }
     hints.push(match names.as_slice() {
         [] => {

@@ -37,6 +37,13 @@ pub struct Reply {
     pub body: Bytes,
 }
 
+impl Reply {
+    /// 200, and nothing else.
+    pub(crate) fn ok() -> Self {
+        Self { status: StatusCode::OK, headers: HeaderMap::new(), body: Bytes::new() }
+    }
+}
+
 /// A handshake that nobody signed, or that is signed with what it brings.
 #[derive(Debug)]
 pub enum Unsigned {

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout_at;
@@ -188,9 +187,7 @@ impl Keyring {
             visited
         });
         match timeout_at(deadline.into(), visit).await {
-            Ok(Ok(Ok(_page))) => {
-                Ok(Some(Reply { status: StatusCode::OK, headers: HeaderMap::new(), body: Bytes::new() }))
-            }
+            Ok(Ok(Ok(_page))) => Ok(Some(Reply::ok())),
             Ok(Ok(Err(error))) => Err(Trouble::unavailable(error.to_string())),
             Ok(Err(lost)) => Err(Trouble::unavailable(lost.to_string())),
             Err(_elapsed) => Err(Trouble::unavailable("the visit outlasts the deadline")),

@@ -46,6 +46,7 @@ mod json;
 pub mod keyring;
 pub mod log;
 pub mod metrics;
+mod multipart;
 mod parts;
 pub mod provider;
 pub mod record;

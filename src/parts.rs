@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::body::Received;
 use crate::json::{self, Found, Pointers, Scan, Slot};
+use crate::multipart::{self, Fields, Malformed};
 use crate::provider::Scheme;
 use crate::provider::jwt::TokenPlace;
 use crate::provider::place::{Inner, Place, TokenPart};
@@ -41,6 +42,7 @@ pub(crate) struct Parts<'a> {
     pointers: &'a Pointers,
     scan: OnceCell<Scan<'a>>,
     sha256: OnceCell<[u8; 32]>,
+    multipart: OnceCell<Result<Fields<'a>, Malformed>>,
     /// Where the token stands that claims are read from.
     token: Option<&'a TokenPlace>,
 }
@@ -67,8 +69,8 @@ impl<'a> Parts<'a> {
         body: &'a [u8],
         pointers: &'a Pointers,
     ) -> Self {
-        let (scan, sha256) = (OnceCell::new(), OnceCell::new());
-        Self { method, headers, path, public_url, body, pointers, scan, sha256, token: None }
+        let (scan, sha256, multipart) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { method, headers, path, public_url, body, pointers, scan, sha256, multipart, token: None }
     }
 
     /// Claims are read from the token of a request of this scheme.
@@ -162,14 +164,35 @@ impl<'a> Parts<'a> {
     /// A body that starts like JSON is never read as a form: text inside its strings could pose as a field, and the
     /// content type is no help, since it is not signed.
     fn form(&self, field: &str) -> Result<Option<Cow<'a, str>>, Fault> {
+        if multipart::is_multipart(self.body) {
+            return self.part(field);
+        }
         if self.is_form() { pair(self.body, field) } else { Ok(None) }
     }
 
     fn is_form(&self) -> bool {
         !matches!(self.body.trim_ascii_start().first(), Some(b'{' | b'['))
+            && !multipart::is_multipart(self.body)
     }
 
-    /// All fields of a form body; none if it is none.
+    /// The fields of a form in parts; none if it is none that can be read.
+    pub(crate) fn fields(&self) -> Option<&Fields<'a>> {
+        self.multipart.get_or_init(|| multipart::fields(self.body)).as_ref().ok()
+    }
+
+    fn part(&self, field: &str) -> Result<Option<Cow<'a, str>>, Fault> {
+        let fields = self.fields().ok_or(Fault::Invalid)?;
+        let mut values = fields.iter().filter(|(name, _)| *name == field).map(|(_, value)| *value);
+        match (values.next(), values.next()) {
+            (Some(_), Some(_)) => Err(Fault::Twice),
+            (Some(value), None) => {
+                str::from_utf8(value).map(|text| Some(text.into())).or(Err(Fault::Invalid))
+            }
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// All fields of a body that is a form in URL encoding; none if it is none.
     pub(crate) fn form_pairs(&self) -> Option<form_urlencoded::Parse<'a>> {
         self.is_form().then(|| form_urlencoded::parse(self.body))
     }

@@ -179,7 +179,8 @@ fn add_signature(
     };
     let Some(labels) = &scheme.sig.labels else { return add(headers, name, &value) };
     let label = labels.names.first().map_or("", String::as_str);
-    let signature = format!("{label}{}{value}", labels.assign);
+    let assign = if label.is_empty() { "" } else { labels.assign.as_str() };
+    let signature = format!("{label}{assign}{value}");
     let text = match (scheme.ts.as_ref().map(|rule| &rule.from), time, &scheme.sig.split) {
         (Some(TsFrom::Label(label)), Some(time), Some(split)) => {
             format!("{label}{}{time}{split}{signature}", labels.assign)
@@ -294,7 +295,7 @@ mod tests {
             Kind::Jwt(rule) => rule.has_hmac() && rule.sign.is_empty(),
             Kind::Token | Kind::Basic => true,
         };
-        let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some() && scheme.name != "mercadopago";
+        let header = |scheme: &Scheme| scheme.sig.from[0].header().is_some();
         schemes.filter(|scheme| signs(scheme) && header(scheme)).collect()
     });
 

@@ -233,7 +233,7 @@ pub(crate) fn candidates<'t>(rule: &'t SigRule, texts: &'t [Cow<'_, str>]) -> Re
 }
 
 fn labelled<'t>(labels: &Labels, item: &'t str, wanted: impl Fn(&str) -> bool) -> Option<&'t str> {
-    let (label, value) = item.split_once(labels.assign.as_str())?;
+    let (label, value) = item.split_once(labels.assign.as_str()).unwrap_or(("", item));
     wanted(label.trim()).then(|| value.trim())
 }
 
@@ -599,6 +599,24 @@ mod tests {
 
     fn stripe(header: &str) -> Result<(), Code> {
         verdict(STRIPE_LIKE, &["k"], &[("x-sig", header.as_bytes())], BODY)
+    }
+
+    #[test]
+    fn a_label_is_left_out_only_where_the_scheme_says_so() {
+        let right = self::sha256("k", BODY);
+        let accepts = |label: &str, text: &str| {
+            let toml = PLAIN.replace("label = \"sha256\"", &format!("label = {label}"));
+            verdict(&toml, &["k"], &[("x-sig", text.as_bytes())], BODY).is_ok()
+        };
+        for (label, bare, sha256, other) in [
+            ("\"sha256\"", false, true, false),
+            ("[\"sha256\", \"\"]", true, true, false),
+            ("\"\"", true, false, false),
+            ("\"*\"", false, true, true),
+        ] {
+            let found = ["", "sha256=", "sha1="].map(|prefix| accepts(label, &format!("{prefix}{right}")));
+            assert_eq!(found, [bare, sha256, other], "{label}");
+        }
     }
 
     #[test]

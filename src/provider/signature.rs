@@ -209,9 +209,9 @@ pub(crate) struct Labels {
 }
 
 impl Labels {
-    /// Whether what stands under the label counts.
+    /// Whether what stands under the label counts; the empty one stands for none.
     pub(crate) fn have(&self, label: &str) -> bool {
-        self.names.iter().any(|name| name == label || name == ANY_LABEL)
+        self.names.iter().any(|name| name == label || (name == ANY_LABEL && !label.is_empty()))
     }
 }
 

@@ -235,6 +235,22 @@ fn a_refused_request_is_told_why() -> Result<()> {
 }
 
 #[test]
+fn a_form_in_parts_is_read_or_said_to_be_cut_off() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let config = settings(folder.path(), "dropbox-sign", "")?;
+    let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, SECRET.as_bytes());
+    let hash = hex::encode(ring::hmac::sign(&key, b"1700000000account_confirmed"));
+    let event = json!({ "event": { "event_time": "1700000000", "event_type": "account_confirmed", "event_hash": hash } });
+    let head = "POST /in/test HTTP/1.1\r\nHost: h\r\nContent-Type: multipart/form-data; boundary=b0\r\n\r\n";
+    let part = format!("--b0\r\nContent-Disposition: form-data; name=\"json\"\r\n\r\n{event}\r\n");
+    let output = verify(&config, NOW, format!("{head}{part}--b0--\r\n").as_bytes())?;
+    assert!(output.code == Some(0) && output.out.contains(&hash), "{}", output.out);
+    let output = verify(&config, NOW, format!("{head}{part}").as_bytes())?;
+    assert!(output.code == Some(1) && output.out.contains("form in the body is cut off"), "{}", output.out);
+    Ok(())
+}
+
+#[test]
 fn another_public_url_is_found() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = settings(folder.path(), "square", "public_url = \"https://outer.example\"")?;

@@ -10,6 +10,7 @@ use super::explain::again;
 use crate::body::Received;
 use crate::config::Tolerance;
 use crate::error::Code;
+use crate::multipart;
 use crate::parts::Parts;
 use crate::provider::Kind;
 use crate::provider::signature::{TagEncoding, Unit};
@@ -133,7 +134,9 @@ fn look_alikes(received: &Received) -> Vec<String> {
     let names: Vec<&str> = received.head.headers.keys().map(http::HeaderName::as_str).filter(like).collect();
     let mut hints = Vec::new();
     if let Some(labels) = &received.source.scheme.sig.labels {
-        hints.push(format!("only what is labelled {} counts as a signature", labels.names.join(" or ")));
+        let names: Vec<_> =
+            labels.names.iter().map(|name| if name.is_empty() { "nothing" } else { name }).collect();
+        hints.push(format!("only what is labelled {} counts as a signature", names.join(" or ")));
     }
     hints.push(match names.as_slice() {
         [] => {
@@ -153,7 +156,9 @@ fn malformed(received: &Received) -> Vec<String> {
     let Kind::Signed { algorithm, .. } = &scheme.kind else { return Vec::new() };
     let parts = Parts::of(received, &scheme.signed);
     let Ok(texts) = signature_texts(&scheme.sig, &parts) else {
-        return vec!["the signature is not UTF-8".to_owned()];
+        let cut = multipart::is_multipart(&received.body) && parts.fields().is_none();
+        let form = "the form in the body is cut off, or its parts can be read in more than one way";
+        return vec![if cut { form } else { "the signature is not UTF-8" }.to_owned()];
     };
     let Ok(found) = candidates(&scheme.sig, &texts) else {
         return vec!["more signatures than any provider sends".to_owned()];

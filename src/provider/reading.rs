@@ -17,6 +17,7 @@ use super::jwt::JwtRule;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Algorithm, Hash, SaidHash, SigRule, TsFrom, TsRule};
+use super::sound::Together;
 use super::template::{Piece, Template};
 use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, signs_id, signs_time};
 
@@ -24,7 +25,7 @@ use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, sign
 const FORMS_MAX: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum KindName {
+pub(super) enum KindName {
     Hmac,
     Hash,
     Ed25519,
@@ -36,7 +37,7 @@ enum KindName {
 }
 
 impl KindName {
-    const CHOICES: &[(&str, Self)] = &[
+    pub(super) const CHOICES: &[(&str, Self)] = &[
         ("hmac", Self::Hmac),
         ("hash", Self::Hash),
         ("token", Self::Token),
@@ -105,6 +106,15 @@ impl Scheme {
             item: batch.as_ref().map(|batch| &batch.item),
         };
         facts.settle(&mut table, &covered);
+        let together = Together {
+            kind: &kind,
+            sig: &sig,
+            ts: ts.as_ref(),
+            hashes: [("body_hash", body_hash.as_ref()), ("url_hash", url_hash.as_ref())],
+            others: &others,
+            certified: pointing.cert.is_some(),
+        };
+        together.check(&table);
         check_guard(&table, &covered, &facts);
         pointing.check(&table, &kind);
         table.finish();

@@ -15,6 +15,8 @@ pub(crate) mod pin;
 pub(crate) mod place;
 pub(crate) mod public_key;
 mod reading;
+#[cfg(test)]
+mod reference;
 pub(crate) mod signature;
 mod sound;
 pub(crate) mod template;

@@ -15,12 +15,10 @@ pub(super) struct Together<'s> {
     pub(super) kind: &'s Kind,
     pub(super) sig: &'s SigRule,
     pub(super) ts: Option<&'s TsRule>,
-    /// Where the request says what its body and its URL hash to.
-    pub(super) hashes: [(&'static str, Option<&'s SaidHash>); 2],
+    /// Where the request says what its body hashes to, and its URL.
+    pub(super) hashes: [Option<&'s SaidHash>; 2],
     /// Places of `require`, of the hashes and of the key's name.
     pub(super) others: &'s [&'s Place],
-    /// Keys come out of certificates.
-    pub(super) certified: bool,
 }
 
 impl Together<'_> {
@@ -30,11 +28,11 @@ impl Together<'_> {
             if table.has("url_hash") {
                 table.error("url_hash", "is for kind = \"jwt\": sign {url} itself");
             }
-            if table.has("key_id") && (self.certified || !algorithm.has_public_keys()) {
+            if table.has("key_id") && (table.has("cert") || !algorithm.has_public_keys()) {
                 table.error("key_id", "is for public keys that the settings give: drop it");
             }
         }
-        for (key, hash) in self.hashes {
+        for (key, hash) in ["body_hash", "url_hash"].into_iter().zip(self.hashes) {
             if hash.is_some_and(|hash| !self.is_signed(&hash.from)) {
                 table.error(
                     key,

@@ -11,8 +11,13 @@ pub(super) const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {p
                      {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER}, \
                      {claim:/POINTER}, {jose:/POINTER} and {lower:…}, {line:…} or {lines:…} around one of the last seven";
 
+/// Makes a piece.
+type Alone = fn() -> Piece;
+/// Makes a piece of what stands after the word.
+type OfPlace = fn(Place) -> Piece;
+
 /// Pieces that are one word.
-pub(super) const WORDS: &[(&str, fn() -> Piece)] = &[
+pub(super) const WORDS: &[(&str, Alone)] = &[
     ("body", || Piece::Body),
     ("body_escaped", || Piece::BodyEscaped),
     ("ts", || Piece::Timestamp),
@@ -31,7 +36,7 @@ pub(super) const WORDS: &[(&str, fn() -> Piece)] = &[
     ("secret", || Piece::Secret),
 ];
 /// Words before a place.
-pub(super) const AROUND: &[(&str, fn(Place) -> Piece)] =
+pub(super) const AROUND: &[(&str, OfPlace)] =
     &[("lower", Piece::Lower), ("line", Piece::Line), ("lines", Piece::Lines)];
 /// The word before a header that lists headers.
 pub(super) const LISTED: &str = "listed";

@@ -79,6 +79,23 @@ impl Delivery {
         change(&mut other);
         other
     }
+
+    fn saying(&self, old: &str, new: &str) -> Self {
+        self.with(|delivery| delivery.body = delivery.body.replace(old, new))
+    }
+
+    fn asking(&self, query: &str) -> Self {
+        self.with(|delivery| query.clone_into(&mut delivery.query))
+    }
+
+    fn headed(&self, name: &str, text: &str) -> Self {
+        let replace = |(known, value): &mut (&str, String)| {
+            if *known == name {
+                text.clone_into(value);
+            }
+        };
+        self.with(|delivery| delivery.headers.iter_mut().for_each(replace))
+    }
 }
 
 /// The keys of all of them.
@@ -177,23 +194,20 @@ impl Providers {
         let (harbor, quarry, lantern, caravan) =
             (self.harbor(), Self::quarry()?, self.lantern()?, Self::caravan());
         let (whole, bare) = (self.meadow(Some("Hay"), "m-1"), self.meadow(None, "m-2"));
-        let later = |delivery: &mut Delivery| delivery.headers[0].1 = format!("{}790", self.now);
         let forged = vec![
-            harbor.with(|delivery| delivery.body = delivery.body.replace("h-1", "h-2")),
-            harbor.with(later),
-            quarry.with(|delivery| delivery.query = "?site=5".to_owned()),
-            quarry.with(|delivery| delivery.body += " "),
-            whole.with(|delivery| drop(delivery.headers.pop())),
-            whole.with(|delivery| delivery.query = "?ref=m-3".to_owned()),
+            harbor.saying("h-1", "h-2"),
+            harbor.headed("x-harbor-time", &format!("{}790", self.now)),
+            quarry.asking("?site=5"),
+            quarry.saying("}", "} "),
+            whole.with(|delivery| delivery.headers.retain(|(name, _)| *name != "x-meadow-part")),
+            whole.asking("?ref=m-3"),
             bare.with(|delivery| delivery.headers.push(("x-meadow-part", "Hay".to_owned()))),
-            bare.with(|delivery| delivery.query = String::new()),
-            lantern.with(|delivery| delivery.body = delivery.body.replace("on", "off")),
-            lantern.with(|delivery| delivery.body = String::new()),
-            caravan.with(|delivery| delivery.body = delivery.body.replace("sent", "lost")),
-            caravan.with(|delivery| delivery.headers[0].1 = "run-8".to_owned()),
-            caravan.with(|delivery| {
-                delivery.body = delivery.body.replace("]}", ",{\"parcel\":3,\"state\":\"x\"}]}")
-            }),
+            bare.asking(""),
+            lantern.saying("on", "off"),
+            lantern.with(|delivery| delivery.body.clear()),
+            caravan.saying("sent", "lost"),
+            caravan.headed("x-caravan-run", "run-8"),
+            caravan.saying("]}", ",{\"parcel\":3,\"state\":\"x\"}]}"),
         ];
         Ok((vec![harbor, quarry, whole, bare, lantern, caravan], forged))
     }
@@ -201,11 +215,10 @@ impl Providers {
 
 /// What `hapax verify` makes of it.
 fn explained(gateway: &Gateway, delivery: &Delivery) -> Result<(Option<i32>, String)> {
-    let mut request = format!("POST {} HTTP/1.1\r\nHost: inner.example\r\n", delivery.target());
-    for (name, value) in &delivery.headers {
-        request += &format!("{name}: {value}\r\n");
-    }
-    request += &format!("\r\n{}", delivery.body);
+    let headers = delivery.headers.iter().flat_map(|(name, value)| [*name, ": ", value, "\r\n"]);
+    let (target, headers) = (delivery.target(), headers.collect::<String>());
+    let body = &delivery.body;
+    let request = format!("POST {target} HTTP/1.1\r\nHost: inner.example\r\n{headers}\r\n{body}");
     let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
     command.args(["verify", "--source", delivery.source, "-", "--config"]).arg(gateway.config());
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;

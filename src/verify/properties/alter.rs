@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE, URL_SAFE_NO_PAD};
 
-use super::made::{Sent, URL, Values};
+use super::made::{Sent, Values};
 use super::plan::{Form, Part, Plan, Spot, TimeAt};
 use super::seal::{Pair, Seal};
 use crate::provider::signature::TagEncoding;
@@ -231,7 +231,7 @@ impl Signed<'_> {
         for spot in spots {
             let mut twice = sent.clone();
             match (spot, self.plan.form) {
-                (Spot::Query(at), _) => twice.target += &format!("&q{at}=x"),
+                (Spot::Query(at), _) => twice.target.extend(["&q", &at.to_string(), "=x"]),
                 (Spot::Body(at), Form::Fields) => twice.body.extend(format!("&f{at}=x").bytes()),
                 (Spot::Body(at), _) => {
                     twice.body.splice(..1, format!("{{\"f{at}\":\"x\",").bytes());
@@ -348,9 +348,4 @@ impl Plan {
     fn encoding_of(&self, written: &str) -> Vec<u8> {
         self.encoding.decode_any(written).unwrap_or_default()
     }
-}
-
-/// The base of the URL is the source's.
-pub(super) fn public_url() -> Option<String> {
-    Some(URL.to_owned())
 }

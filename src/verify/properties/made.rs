@@ -51,7 +51,7 @@ impl Plan {
         for part in &self.parts {
             match part {
                 Part::At(spot) | Part::Lower(spot) | Part::Line(spot) | Part::Maybe(spot, true) => {
-                    spots.push(*spot)
+                    spots.push(*spot);
                 }
                 Part::Listed | Part::Lines => spots.extend([Spot::Header(0), Spot::Header(1)]),
                 _ => {}
@@ -138,7 +138,7 @@ impl Plan {
             Part::FormSorted => {
                 let mut pairs: Vec<_> = form_urlencoded::parse(&body).collect();
                 pairs.sort();
-                pairs.iter().map(|(name, value)| format!("{name}{value}")).collect()
+                pairs.iter().flat_map(|(name, value)| [name.as_ref(), value.as_ref()]).collect()
             }
             Part::Time => values.time.clone(),
             Part::Id => values.id.clone(),
@@ -146,10 +146,9 @@ impl Plan {
             Part::Path => target,
             Part::PathEscaped => path_escaped(&target),
             Part::PathSlash => format!("{PATH}/"),
-            Part::Url => format!("{URL}{target}"),
+            Part::Url | Part::UrlWithoutPort => format!("{URL}{target}"),
             Part::UrlBase => format!("{URL}{PATH}"),
             Part::UrlWithPort => format!("{URL}:443{target}"),
-            Part::UrlWithoutPort => format!("{URL}{target}"),
             Part::UrlUnescaped => format!("{URL}{}", target.replace("%3A", ":").replace("%2F", "/")),
             Part::Lines => self.lines(values),
             Part::Secret => secret.to_owned(),
@@ -260,7 +259,9 @@ fn escaped(text: &str) -> String {
             '\t' => out.push_str("\\t"),
             char if (' '..='~').contains(&char) => out.push(char),
             char => {
-                char.encode_utf16(&mut [0; 2]).iter().for_each(|unit| write!(out, "\\u{unit:04x}").unwrap())
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    write!(out, "\\u{unit:04x}").unwrap();
+                }
             }
         }
     }

@@ -27,10 +27,12 @@ pub(super) enum Seal {
     Jwt(Alg),
 }
 
+type Sign = dyn Fn(&[u8]) -> Vec<u8>;
+
 /// One key: what the source is given, and what the provider does with it.
 pub(super) struct Pair {
     pub(super) text: String,
-    sign: Box<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>,
+    sign: Box<Sign>,
 }
 
 impl Pair {
@@ -110,8 +112,8 @@ fn edwards() -> Pair {
     let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).unwrap();
     // The start of a SubjectPublicKeyInfo for this kind of key (RFC 8410).
     let info = [
-        &[0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00],
-        &pair.public_key().as_ref()[..],
+        [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00].as_slice(),
+        pair.public_key().as_ref(),
     ];
     Pair {
         text: pem("PUBLIC KEY", &info.concat()),

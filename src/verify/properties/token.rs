@@ -72,7 +72,7 @@ impl Plan {
         };
         match self.at {
             At::Header => sent.headers.push(("x-token".to_owned(), format!("Bearer {token}").into())),
-            At::Query => sent.target += &format!("?token={token}"),
+            At::Query => sent.target = format!("/p?token={token}"),
             At::Member => sent.body = format!("{{\"token\":{token:?}}}").into(),
             At::Body => sent.body = token.into(),
         }
@@ -94,7 +94,7 @@ impl Plan {
         let mut twice = right.clone();
         match self.at {
             At::Header => twice.headers.push(twice.headers[0].clone()),
-            At::Query => twice.target += &format!("&token={token}"),
+            At::Query => twice.target = format!("{}&token={token}", twice.target),
             At::Member => twice.body = format!("{{\"token\":{token:?},\"token\":{token:?}}}").into(),
             At::Body => twice.body.extend_from_slice(&right.body),
         }

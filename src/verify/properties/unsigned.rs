@@ -13,8 +13,10 @@ use crate::config::Source;
 use crate::fixture::{now, scheme};
 use crate::verify::verify;
 
+type Make = fn(&str) -> Sent;
+
 /// A form of the scheme, and the request that gives a text there.
-const FORMS: [(&str, fn(&str) -> Sent); 5] = [
+const FORMS: [(&str, Make); 5] = [
     ("from = \"header:x-token\"", |text| sent("/", &[("x-token", text)], "{}")),
     ("from = \"header:x-token\", split = \" \", assign = \"=\", label = \"k\"", |text| {
         sent("/", &[("x-token", &format!("a=b k={text}"))], "{}")

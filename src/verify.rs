@@ -8,6 +8,8 @@ mod chain;
 pub(crate) mod content;
 pub(crate) mod jwt;
 mod pointed;
+#[cfg(test)]
+mod properties;
 
 use std::borrow::Cow;
 
@@ -896,9 +898,17 @@ mod tests {
             *bytes.last_mut().unwrap() += 1;
             String::from_utf8(bytes).unwrap()
         };
-        for (encoding, wrong) in
-            [("base64", unpadded.to_owned()), ("base64", next(unpadded) + "="), ("base64url", next(&url))]
-        {
+        let padded = format!("{url}=");
+        let headers = [("x-sig", padded.as_bytes())];
+        assert_eq!(verdict(&encoded("base64url-padded"), &["k"], &headers, b"x"), Ok(()));
+        for (encoding, wrong) in [
+            ("base64", unpadded.to_owned()),
+            ("base64", next(unpadded) + "="),
+            ("base64url", next(&url)),
+            ("base64url", padded.clone()),
+            ("base64url-padded", url.clone()),
+            ("base64url-padded", next(&url) + "="),
+        ] {
             let headers = [("x-sig", wrong.as_bytes())];
             assert_eq!(
                 verdict(&encoded(encoding), &["k"], &headers, b"x"),

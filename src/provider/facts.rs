@@ -11,7 +11,7 @@ use crate::settings::{Table, nearest};
 use super::place::Place;
 use super::signature::{SaidHash, SigRule, TsRule};
 use super::template::Template;
-use super::{EventRules, Every, Kind, all_have, covers, signs_id};
+use super::{EventRules, Every, Kind, all_have, covers, says_id};
 
 /// What may stand in `unknown`.
 const KEYS: [&str; 6] =
@@ -184,12 +184,13 @@ impl Covered<'_> {
         let bound = matches!(self.kind, Kind::Jwt(_)) && self.body_hash.is_some();
         let named = |rules: &EventRules| {
             let covered = |place: &Place| {
-                place.in_token() || (bound && place.in_body()) || all_have(sign, |sign| covers(sign, place))
+                let signed = |sign: &Template| says_id(sign) || covers(sign, place);
+                place.in_token() || (bound && place.in_body()) || all_have(sign, signed)
             };
             !rules.ids.is_empty() && rules.ids.iter().all(|rule| rule.places.iter().all(covered))
         };
         match (self.item, self.every) {
-            (None, _) => signs_id(sign) || named(self.event),
+            (None, _) => named(self.event),
             (Some(item), Some(_)) => named(item),
             // A pointer into an item is none into the body.
             (Some(_), None) => bound || all_have(sign, Template::has_body),

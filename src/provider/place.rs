@@ -9,7 +9,7 @@ use http::HeaderName;
 use crate::json::{Found, Pointer, Pointers, Slot};
 
 /// The forms that a place can have, for messages.
-const FORMS: &str = "\"header:NAME\", \"headerjson:NAME#/POINTER\", \"json:/POINTER\", \"form:FIELD\", \
+pub(super) const FORMS: &str = "\"header:NAME\", \"headerjson:NAME#/POINTER\", \"json:/POINTER\", \"form:FIELD\", \
                      \"formjson:FIELD#/POINTER\", \"query:NAME\", \"claim:/POINTER\", \"jose:/POINTER\" or \
                      \"body:sha256\"";
 

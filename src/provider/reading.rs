@@ -17,6 +17,7 @@ use super::jwt::JwtRule;
 use super::key::KeyRule;
 use super::place::{Place, Rule};
 use super::signature::{Algorithm, Hash, SaidHash, SigRule, TsFrom, TsRule};
+use super::sound::Together;
 use super::template::{Piece, Template};
 use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, signs_id, signs_time};
 
@@ -24,7 +25,7 @@ use super::{BatchRules, DigestRule, EventRules, Every, Facts, Kind, Scheme, sign
 const FORMS_MAX: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum KindName {
+pub(super) enum KindName {
     Hmac,
     Hash,
     Ed25519,
@@ -36,7 +37,7 @@ enum KindName {
 }
 
 impl KindName {
-    const CHOICES: &[(&str, Self)] = &[
+    pub(super) const CHOICES: &[(&str, Self)] = &[
         ("hmac", Self::Hmac),
         ("hash", Self::Hash),
         ("token", Self::Token),
@@ -84,10 +85,7 @@ impl Scheme {
         let mut facts = Facts::read(&mut table);
         let sample = table.text("sample");
         let (Some(kind), Some(sig)) = (kind, sig) else {
-            table.flag("id_signed");
-            table.text("binds");
-            table.finish();
-            return None;
+            return give_up(table);
         };
         check_relations(&table, &kind, &sig, ts.as_ref(), &event);
         let hashes = [body_hash.as_ref(), url_hash.as_ref()];
@@ -105,6 +103,7 @@ impl Scheme {
             item: batch.as_ref().map(|batch| &batch.item),
         };
         facts.settle(&mut table, &covered);
+        Together { kind: &kind, sig: &sig, ts: ts.as_ref(), hashes, others: &others }.check(&table);
         check_guard(&table, &covered, &facts);
         pointing.check(&table, &kind);
         table.finish();
@@ -134,6 +133,14 @@ impl Scheme {
             sample,
         })
     }
+}
+
+/// Asks for the other keys, so that none of them is called unknown because of a mistake elsewhere.
+fn give_up(mut table: Table) -> Option<Scheme> {
+    table.flag("id_signed");
+    table.text("binds");
+    table.finish();
+    None
 }
 
 /// Signed bytes can be watched where they are those of a whole request, whose events can be told apart.

@@ -1,9 +1,7 @@
 //! Where signatures and timestamps stand in a request, and how they are written.
 
 use base64::Engine;
-use base64::alphabet;
-use base64::engine::general_purpose::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::engine::general_purpose::{STANDARD, URL_SAFE, URL_SAFE_NO_PAD};
 use jiff::Timestamp;
 use ring::signature::{self, VerificationAlgorithm};
 use ring::{digest, hmac};
@@ -23,14 +21,6 @@ const SIGNATURE_TEXT_MAX: usize = 2 * 1024;
 const SECONDS_MAX: i64 = 100_000_000_000;
 /// Longest RFC 3339 text that is looked at.
 const RFC3339_MAX: usize = 40;
-
-/// Canonical as to low bits, since two texts of one signature must not both pass; padding is left out by some.
-const URL_SAFE: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::URL_SAFE,
-    GeneralPurposeConfig::new()
-        .with_encode_padding(false)
-        .with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// A digest. Only the settings choose it, never the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,13 +101,17 @@ impl Algorithm {
     }
 }
 
-/// How a signature is written.
+/// How a signature is written. All of them are read strictly, padding and low bits too: of two texts of one signature
+/// one passes. But for the case of hex digits.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TagEncoding {
     #[default]
     Hex,
     Base64,
+    /// Without padding, as tokens have it (RFC 7515).
     Base64Url,
+    /// With padding, as RFC 4648 has it.
+    Base64UrlPadded,
 }
 
 /// A decoded signature.
@@ -134,8 +128,12 @@ impl Tag {
 }
 
 impl TagEncoding {
-    const CHOICES: &[(&str, Self)] =
-        &[("hex", Self::Hex), ("base64", Self::Base64), ("base64url", Self::Base64Url)];
+    pub(crate) const CHOICES: &[(&str, Self)] = &[
+        ("hex", Self::Hex),
+        ("base64", Self::Base64),
+        ("base64url", Self::Base64Url),
+        ("base64url-padded", Self::Base64UrlPadded),
+    ];
 
     /// Decodes a signature of exactly the hash's length; anything else is `None`.
     pub(crate) fn decode(self, text: &str, hash: Hash) -> Option<Tag> {
@@ -148,7 +146,8 @@ impl TagEncoding {
         let written = match self {
             Self::Hex => hex::decode_to_slice(text, buffer.get_mut(..length)?).ok().map(|()| length)?,
             Self::Base64 => STANDARD.decode_slice(text, &mut buffer).ok()?,
-            Self::Base64Url => URL_SAFE.decode_slice(text, &mut buffer).ok()?,
+            Self::Base64Url => URL_SAFE_NO_PAD.decode_slice(text, &mut buffer).ok()?,
+            Self::Base64UrlPadded => URL_SAFE.decode_slice(text, &mut buffer).ok()?,
         };
         let bytes = *buffer.first_chunk()?;
         (written == length).then_some(Tag { bytes, length })
@@ -162,7 +161,8 @@ impl TagEncoding {
         match self {
             Self::Hex => hex::decode(text).ok(),
             Self::Base64 => STANDARD.decode(text).ok(),
-            Self::Base64Url => URL_SAFE.decode(text).ok(),
+            Self::Base64Url => URL_SAFE_NO_PAD.decode(text).ok(),
+            Self::Base64UrlPadded => URL_SAFE.decode(text).ok(),
         }
     }
 
@@ -181,7 +181,8 @@ impl TagEncoding {
         match self {
             Self::Hex => hex::encode(tag),
             Self::Base64 => STANDARD.encode(tag),
-            Self::Base64Url => URL_SAFE.encode(tag),
+            Self::Base64Url => URL_SAFE_NO_PAD.encode(tag),
+            Self::Base64UrlPadded => URL_SAFE.encode(tag),
         }
     }
 }

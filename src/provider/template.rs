@@ -6,10 +6,40 @@ use crate::json::Pointers;
 use crate::provider::place::Place;
 
 /// The names that may stand in braces, for messages.
-const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {path_escaped}, {path_slash}, {url}, {url_base}, {url_with_port}, \
+pub(super) const NAMES: &str = "{body}, {body_escaped}, {ts}, {id}, {method}, {path}, {path_escaped}, {path_slash}, {url}, {url_base}, {url_with_port}, \
                      {url_without_port}, {url_unescaped}, {form_sorted}, {crc32}, {secret}, {listed:header:NAME}, \
                      {header:NAME}, {query:NAME}, {form:FIELD}, {json:/POINTER}, {formjson:FIELD#/POINTER}, \
                      {claim:/POINTER}, {jose:/POINTER} and {lower:…}, {line:…} or {lines:…} around one of the last seven";
+
+/// Makes a piece.
+type Alone = fn() -> Piece;
+/// Makes a piece of what stands after the word.
+type OfPlace = fn(Place) -> Piece;
+
+/// Pieces that are one word.
+pub(super) const WORDS: &[(&str, Alone)] = &[
+    ("body", || Piece::Body),
+    ("body_escaped", || Piece::BodyEscaped),
+    ("ts", || Piece::Timestamp),
+    ("id", || Piece::Id),
+    ("method", || Piece::Method),
+    ("path", || Piece::Path),
+    ("path_escaped", || Piece::PathEscaped),
+    ("path_slash", || Piece::PathSlash),
+    ("url", || Piece::Url(UrlForm::Whole)),
+    ("url_base", || Piece::Url(UrlForm::Base)),
+    ("url_with_port", || Piece::Url(UrlForm::WithPort)),
+    ("url_without_port", || Piece::Url(UrlForm::WithoutPort)),
+    ("url_unescaped", || Piece::Url(UrlForm::Unescaped)),
+    ("form_sorted", || Piece::FormSorted),
+    ("crc32", || Piece::Crc32),
+    ("secret", || Piece::Secret),
+];
+/// Words before a place.
+pub(super) const AROUND: &[(&str, OfPlace)] =
+    &[("lower", Piece::Lower), ("line", Piece::Line), ("lines", Piece::Lines)];
+/// The word before a header that lists headers.
+pub(super) const LISTED: &str = "listed";
 
 /// One part of the signed bytes.
 #[derive(Debug)]
@@ -164,6 +194,13 @@ fn optional(text: &str, pointers: &mut Pointers) -> Result<Piece, String> {
     if inner.iter().all(|piece| piece.place().is_none()) {
         return Err(format!("\"[{text}]\" names no place, so it would never be left out: drop the brackets"));
     }
+    let always = |piece: &Piece| !matches!(piece, Piece::Literal(_)) && piece.place().is_none();
+    if inner.iter().any(always) {
+        return Err(format!(
+            "\"[{text}]\" would leave out what is always there, so that it would not always be signed: \
+             put it outside the brackets"
+        ));
+    }
     Ok(Piece::Optional(inner))
 }
 
@@ -190,37 +227,25 @@ fn push_literal(pieces: &mut Vec<Piece>, text: &str) -> Result<(), String> {
 }
 
 fn piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
-    Ok(match name {
-        "body" => Piece::Body,
-        "body_escaped" => Piece::BodyEscaped,
-        "ts" => Piece::Timestamp,
-        "id" => Piece::Id,
-        "method" => Piece::Method,
-        "path" => Piece::Path,
-        "path_escaped" => Piece::PathEscaped,
-        "path_slash" => Piece::PathSlash,
-        "url" => Piece::Url(UrlForm::Whole),
-        "url_base" => Piece::Url(UrlForm::Base),
-        "url_with_port" => Piece::Url(UrlForm::WithPort),
-        "url_without_port" => Piece::Url(UrlForm::WithoutPort),
-        "url_unescaped" => Piece::Url(UrlForm::Unescaped),
-        "form_sorted" => Piece::FormSorted,
-        "crc32" => Piece::Crc32,
-        "secret" => Piece::Secret,
-        _ => return place_piece(name, pointers),
-    })
+    match WORDS.iter().find(|(word, _)| *word == name) {
+        Some((_, piece)) => Ok(piece()),
+        None => place_piece(name, pointers),
+    }
 }
 
 fn place_piece(name: &str, pointers: &mut Pointers) -> Result<Piece, String> {
-    match name.split_once(':') {
-        Some(("lower", inner)) => place(inner, name, pointers).map(Piece::Lower),
-        Some(("line", inner)) => place(inner, name, pointers).map(Piece::Line),
-        Some(("lines", inner)) => place(inner, name, pointers).map(Piece::Lines),
-        Some(("listed", inner)) => match place(inner, name, pointers)? {
-            Place::Header(header) => Ok(Piece::Listed(header)),
-            _ => Err(format!("{{{name}}} must be a header that lists headers: {{listed:header:NAME}}")),
-        },
-        _ => place(name, name, pointers).map(Piece::Text),
+    let Some((first, inner)) = name.split_once(':') else {
+        return place(name, name, pointers).map(Piece::Text);
+    };
+    if let Some((_, piece)) = AROUND.iter().find(|(word, _)| *word == first) {
+        return place(inner, name, pointers).map(piece);
+    }
+    if first != LISTED {
+        return place(name, name, pointers).map(Piece::Text);
+    }
+    match place(inner, name, pointers)? {
+        Place::Header(header) => Ok(Piece::Listed(header)),
+        _ => Err(format!("{{{name}}} must be a header that lists headers: {{listed:header:NAME}}")),
     }
 }
 

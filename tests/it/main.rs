@@ -22,6 +22,7 @@ mod key_rule;
 mod keyring;
 mod log;
 mod once;
+mod own_schemes;
 mod pooler;
 mod postgres_away;
 mod presets;

@@ -163,10 +163,8 @@ fn malformed(received: &Received) -> Vec<String> {
     let Ok(found) = candidates(&scheme.sig, &texts) else {
         return vec!["more signatures than any provider sends".to_owned()];
     };
-    let encodings =
-        [("hex", TagEncoding::Hex), ("base64", TagEncoding::Base64), ("base64url", TagEncoding::Base64Url)];
     let mut hints = Vec::new();
-    for (name, encoding) in encodings {
+    for (name, encoding) in TagEncoding::CHOICES {
         if found.iter().any(|text| encoding.fits(text, *algorithm)) {
             hints.push(format!(
                 "it could be read as {name}, and this scheme writes {:?}",

@@ -12,7 +12,7 @@ use crate::provider::signature::TagEncoding;
 use crate::settings::Table;
 
 /// The names that may stand in the braces of an answer, for messages.
-const NAMES: &str = "{query:NAME}, {header:NAME}, {json:/POINTER}, {hmac-hex:…} and {hmac-base64:…} around one of \
+pub(in crate::provider) const NAMES: &str = "{query:NAME}, {header:NAME}, {json:/POINTER}, {hmac-hex:…} and {hmac-base64:…} around one of \
                      them, {sha256-hex:…} around several with \" + \" between them, of which config:NAME (the \
                      source's handshake_secrets.NAME) and endpoint (its own URL) may be some, and {config:NAME}";
 /// Longest token that is repeated, in bytes.

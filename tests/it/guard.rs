@@ -267,6 +267,15 @@ const LIST: &str = "
     guard = \"refuse\"
 ";
 
+/// Status and counts.
+async fn send_list(client: &mut Client, token: &str, items: &str) -> Result<(u16, String)> {
+    let signature = hmac(token.as_bytes());
+    let headers = [("x-token", token), ("x-signature", &*signature)];
+    let answer = client.post("/in/list", &headers, Bytes::from(format!(r#"{{"events":[{items}]}}"#))).await?;
+    let counts = answer.header("hapax-items").context("no counts")?.to_owned();
+    Ok((answer.status.as_u16(), counts))
+}
+
 #[tokio::test]
 async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()> {
     let scene = Scene::new().await?;
@@ -275,12 +284,7 @@ async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()
     let mut client = gateway.client()?;
     let mut post = async |token: &str, items: &[(&str, &str)]| -> Result<(u16, String)> {
         let item = |(id, todo): &(&str, &str)| format!(r#"{{"id":"{id}","do":"{todo}"}}"#);
-        let body = format!(r#"{{"events":[{}]}}"#, items.iter().map(item).collect::<Vec<_>>().join(","));
-        let signature = hmac(token.as_bytes());
-        let headers = [("x-token", token), ("x-signature", &*signature)];
-        let answer = client.post("/in/list", &headers, Bytes::from(body)).await?;
-        let counts = answer.header("hapax-items").context("no counts")?.to_owned();
-        Ok((answer.status.as_u16(), counts))
+        send_list(&mut client, token, &items.iter().map(item).collect::<Vec<_>>().join(",")).await
     };
     let told = |status, counts: &str| (status, counts.to_owned());
     // One fails: what stays owns the signature for the whole request, so that a retry brings what is missing.
@@ -295,6 +299,31 @@ async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()
     assert_eq!(post("t3", &[("e", "raise"), ("f", "raise")]).await?, told(503, "2 unavailable"));
     assert_eq!(post("t3", &[("g", "")]).await?, told(200, "1 accepted"));
     assert_eq!(effects(&scene, "list").await?, ["a", "b", "d", "g"]);
+    Ok(())
+}
+
+/// A request that is longer than a batch is not in flight elsewhere because its own first items are being written.
+#[tokio::test]
+async fn the_items_of_a_batch_do_not_meet_each_other() -> Result<()> {
+    let scene = Scene::new().await?;
+    let alone = ["source.stripe.effect = \"none\"", "postgres.lock_timeout = \"10s\""];
+    let settings = scene.settings(&patient(&alone), &format!("{LIST}effect_parallel = true\n"));
+    let gateway = Start::new(settings).start().await?;
+    ready(&gateway).await?;
+    let hold = Hold::new(&scene).await?;
+    let item = |at: i32| format!(r#"{{"id":"held-{at}","do":"wait"}}"#);
+    let items = (0..24).map(item).collect::<Vec<_>>().join(",");
+    let to = gateway.listen()?;
+    let held = tokio::spawn(async move { send_list(&mut Client::new(to), "t1", &items).await });
+    hold.waiting(1).await?;
+    // The lane is free for others meanwhile.
+    let other = send_list(&mut gateway.client()?, "t2", r#"{"id":"other"}"#).await?;
+    assert_eq!(other, (200, "1 accepted".to_owned()));
+    let waits = "select from pg_locks where not granted and locktype = 'transactionid'";
+    assert_eq!(scene.database().await?.query(waits, &[]).await?.len(), 0, "one waits for another");
+    hold.release().await?;
+    assert_eq!(held.await??, (200, "24 accepted".to_owned()));
+    assert_eq!(rows(&scene).await?, (25, 2));
     Ok(())
 }
 

@@ -153,7 +153,13 @@ fn redis_tls(
     url: &Secret,
     [authority, chain, key]: [Option<String>; 3],
 ) -> Option<RedisTls> {
-    if !url.0.starts_with("rediss://") {
+    let word = url.0.split_once("://").map_or("", |(word, _)| word);
+    if word != "rediss" && ["rediss", "valkeys"].iter().any(|tls| word.eq_ignore_ascii_case(tls)) {
+        // The driver takes it for TLS, with authorities of its own.
+        table.error("url", "asks for TLS by another word: begin it with rediss://");
+        return None;
+    }
+    if word != "rediss" {
         // Without a URL something else was said already.
         for key in REDIS_FILES.into_iter().filter(|key| table.has(key) && !url.0.is_empty()) {
             table.error(
@@ -283,6 +289,8 @@ mod tests {
                 "fast_tier.tls_ca: belongs to a URL that begins with rediss://",
             ),
             ("url = \"rediss://h#insecure\"", "fast_tier.url: ends in # and a word"),
+            ("url = \"valkeys://h\"", "fast_tier.url: asks for TLS by another word: begin it with rediss://"),
+            ("url = \"Rediss://h#insecure\"", "fast_tier.url: asks for TLS by another word"),
             (
                 "url = \"rediss://h\"\ntls_ca = \"none.pem\"",
                 "fast_tier.tls_ca: file \"none.pem\" cannot be read",

@@ -33,6 +33,12 @@ pub(super) fn postgres(
     secrets: &Secrets<'_>,
     url: &Secret,
 ) -> (Secret, PostgresTls, TlsText) {
+    if let Some(word) = dsn::lost_word(&url.0) {
+        table.error(
+            "url",
+            format!("has an @ after {word}, and what is before an @ is user and password: write %40 for @"),
+        );
+    }
     let (rest, words) = dsn::take_words(&url.0);
     let unverified = table.flag(UNVERIFIED).unwrap_or(false);
     let tls = mode(&words).and_then(|mode| {
@@ -273,6 +279,19 @@ mod tests {
             let said = settings.read(&url, REDIS).unwrap_err();
             assert!(said.contains(expected) && !said.contains("canary"), "{words}: {said}");
         }
+    }
+
+    /// The driver would speak to the host `server`, without a check.
+    #[test]
+    fn a_word_that_is_lost_before_an_at_sign_is_refused() {
+        let settings = Settings::new();
+        for url in ["postgres://h/d?sslmode=require&user=canary@server", "postgres://u:canary?sslcert=x@h/d"]
+        {
+            let said = settings.read(&format!("url = {url:?}"), REDIS).unwrap_err();
+            assert!(said.contains("write %40 for @") && !said.contains("canary"), "{said}");
+        }
+        let kept = settings.read("url = \"postgres://u:a?b%40c@h/d\"", REDIS).unwrap();
+        assert_eq!(kept.postgres.url.0, "postgres://u:a?b%40c@h/d");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::harness::client::{Answer, Client};
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{metric, until_metric};
-use crate::harness::play::hapax;
+use crate::harness::play::{hapax, patient};
 use crate::harness::publisher::{Authority, Page, Publisher, rsa_sha256, signing_key};
 use crate::harness::scene::{Scene, deliver, event};
 use crate::harness::stores::private_postgres;
@@ -452,7 +452,8 @@ async fn a_topic_is_confirmed_and_its_messages_are_events() -> Result<()> {
 #[tokio::test]
 async fn a_changed_rule_looks_at_the_certificate_anew() -> Result<()> {
     let play = Play::new().await?;
-    let mut gateway = play.gateway(&["server.reload_check = \"off\""]).await?;
+    let more = ["server.reload_check = \"off\"", "keys.fetch_timeout = \"15s\""];
+    let mut gateway = play.gateway(&patient(&more)).await?;
     let mut client = gateway.client()?;
     assert_eq!(good(&mut client, "WH-1", CERT).await?.0, 200);
     let before = std::fs::read_to_string(gateway.config())?;

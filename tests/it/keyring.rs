@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::harness::client::{Answer, Client};
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{metric, until_metric};
-use crate::harness::play::{hapax, patient};
+use crate::harness::play::hapax;
 use crate::harness::publisher::{Authority, Page, Publisher, rsa_sha256, signing_key};
 use crate::harness::scene::{Scene, deliver, event};
 use crate::harness::stores::private_postgres;
@@ -452,8 +452,16 @@ async fn a_topic_is_confirmed_and_its_messages_are_events() -> Result<()> {
 #[tokio::test]
 async fn a_changed_rule_looks_at_the_certificate_anew() -> Result<()> {
     let play = Play::new().await?;
-    let more = ["server.reload_check = \"off\"", "keys.fetch_timeout = \"15s\""];
-    let mut gateway = play.gateway(&patient(&more)).await?;
+    // As patient as SNS lets a gateway be.
+    let patient = [
+        "server.reload_check = \"off\"",
+        "server.deadline = \"14s\"",
+        "server.drain = \"14s\"",
+        "postgres.record_timeout = \"12s\"",
+        "fast_tier.lease = \"20s\"",
+        "keys.fetch_timeout = \"10s\"",
+    ];
+    let mut gateway = play.gateway(&patient).await?;
     let mut client = gateway.client()?;
     assert_eq!(good(&mut client, "WH-1", CERT).await?.0, 200);
     let before = std::fs::read_to_string(gateway.config())?;

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use tracing::{info, warn};
 
 use crate::config::{self, Config, Secret, Source};
@@ -24,7 +25,8 @@ use crate::tasks::Tasks;
 /// What the database has of handed-over secrets, as last read, and the way to add one.
 #[derive(Debug)]
 pub struct Handovers {
-    settings: config::Postgres,
+    /// Those in use.
+    settings: ArcSwap<config::Postgres>,
     known: Mutex<Known>,
     /// One at a time: who waits finds the window spent and asks nobody.
     taking: tokio::sync::Mutex<()>,
@@ -59,15 +61,16 @@ impl Handovers {
     /// Nothing is read yet.
     pub(crate) fn new(settings: &config::Postgres) -> Arc<Self> {
         Arc::new(Self {
-            settings: settings.clone(),
+            settings: ArcSwap::from_pointee(settings.clone()),
             known: Mutex::default(),
             taking: tokio::sync::Mutex::default(),
             reading: AtomicBool::new(false),
         })
     }
 
-    /// Begins to read, once, if there is a source whose provider hands secrets over.
+    /// Goes by these settings from now on, and begins to read, once, if there is a source whose provider hands secrets over.
     pub(crate) fn follow(self: &Arc<Self>, config: &Config, tasks: &Tasks) {
+        self.settings.store(Arc::new(config.postgres.clone()));
         let wanted = config.sources.values().any(|source| source.scheme.hands_over());
         if wanted && !self.reading.swap(true, Ordering::Relaxed) {
             tasks.spawn_loop("handshakes", follow(Arc::clone(self)));
@@ -105,11 +108,18 @@ impl Handovers {
     /// # Errors
     /// It is not kept: nobody waits for it, or Postgres cannot say.
     pub(crate) async fn take(&self, source: &Source, secret: &Secret) -> Result<(), Failure> {
-        let took = tokio::time::timeout(self.settings.record_timeout, self.take_one(source, secret)).await;
+        let settings = self.settings.load_full();
+        let took =
+            tokio::time::timeout(settings.record_timeout, self.take_one(&settings, source, secret)).await;
         took.unwrap_or_else(|_elapsed| Err(away(Stage::Challenge, "Postgres did not answer in time")))
     }
 
-    async fn take_one(&self, source: &Source, secret: &Secret) -> Result<(), Failure> {
+    async fn take_one(
+        &self,
+        settings: &config::Postgres,
+        source: &Source,
+        secret: &Secret,
+    ) -> Result<(), Failure> {
         let _one = self.taking.lock().await;
         match self.window(&source.name)? {
             Some(Taken::Nothing) => {}
@@ -117,8 +127,8 @@ impl Handovers {
             None => return Err(refused(source, Taking::Closed)),
         }
         let failed = |error: anyhow::Error| away(Stage::Challenge, &format!("{error:#}"));
-        let client = db::connect(&self.settings).await.map_err(failed)?;
-        let taking = handshake::take(&client, &source.name, secret, self.settings.synchronous_commit).await;
+        let client = db::connect(settings).await.map_err(failed)?;
+        let taking = handshake::take(&client, &source.name, secret, settings.synchronous_commit).await;
         let taking = taking.map_err(|error| away(Stage::Challenge, &db::describe(&error)))?;
         self.learn(&source.name, secret, taking);
         match taking {
@@ -133,7 +143,7 @@ impl Handovers {
     /// The source's open window, as last read.
     fn window(&self, source: &str) -> Result<Option<Taken>, Failure> {
         let known = self.known();
-        let age_max = self.settings.generation_age_max;
+        let age_max = self.settings.load().generation_age_max;
         if known.fresh.is_none_or(|asked| asked.elapsed() > age_max) {
             return Err(away(Stage::Challenge, "Postgres cannot be asked whether a window is open"));
         }
@@ -214,13 +224,14 @@ async fn follow(handovers: Arc<Handovers>) {
         if failures.is_power_of_two() {
             warn!(error = format!("{error:#}"), failures, "secrets that were handed over cannot be read");
         }
-        tokio::time::sleep(handovers.settings.heartbeat).await;
+        let pause = handovers.settings.load().heartbeat;
+        tokio::time::sleep(pause).await;
     }
 }
 
 async fn read_on(handovers: &Handovers, failures: &mut u32) -> anyhow::Result<Infallible> {
-    let settings = &handovers.settings;
-    let client = db::connect(settings).await?;
+    let settings = handovers.settings.load_full();
+    let client = db::connect(&settings).await?;
     loop {
         let asked = Instant::now();
         let read = tokio::time::timeout(settings.generation_age_max, handshake::read(&client)).await;
@@ -228,5 +239,25 @@ async fn read_on(handovers: &Handovers, failures: &mut u32) -> anyhow::Result<In
         handovers.note(windows, asked);
         *failures = 0;
         tokio::time::sleep(settings.heartbeat).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SynchronousCommit;
+
+    /// Or else a secret would be acknowledged before the standby has it, although a reload asked for that.
+    #[test]
+    fn a_secret_is_kept_as_the_settings_in_use_say() {
+        let with = |mode: &str| {
+            let text = format!(
+                "fast_tier.kind = \"memory\"\npostgres.url = \"postgres://h/d\"\npostgres.synchronous_commit = {mode:?}\n"
+            );
+            Config::parse("t.toml", &text, &|_| None).unwrap().config
+        };
+        let handovers = Handovers::new(&with("local").postgres);
+        handovers.follow(&with("remote_apply"), &Tasks::default());
+        assert_eq!(handovers.settings.load().synchronous_commit, SynchronousCommit::RemoteApply);
     }
 }

@@ -32,7 +32,7 @@ use crate::tasks::Tasks;
 use crate::verify::{Verified, certificate_url};
 
 use cache::{Cache, Look, Name, Outcome};
-use certificate::certified;
+use certificate::{certified, demands};
 use fetch::{FetchError, Fetcher, Purpose};
 
 /// The time over which fetches of a source are counted.
@@ -126,7 +126,7 @@ impl Keyring {
         let Some(url) = certificate_url(received).map_err(Trouble::refused)? else {
             return Ok(Arc::default());
         };
-        let name = Name { scheme: source.scheme.name.clone(), url };
+        let name = Name { demands: demands(&source.scheme), url };
         let mut landing = match self.look(source, &name)? {
             Look::Known(outcome) => return outcome.map(|good| good.keys),
             Look::UnderWay(landing) => landing,

@@ -16,9 +16,19 @@ pub(super) type Words = BTreeMap<&'static str, String>;
 
 /// The DSN without these words, and the words.
 pub(super) fn take_words(dsn: &str) -> (String, Words) {
-    let is_url = dsn.starts_with("postgres://") || dsn.starts_with("postgresql://");
-    let taken = if is_url { of_url(dsn) } else { of_pairs(dsn) };
+    let taken = if is_url(dsn) { of_url(dsn) } else { of_pairs(dsn) };
     taken.unwrap_or_else(|| (dsn.to_owned(), Words::new()))
+}
+
+/// A word in front of the first `@`, where it is read as a part of user or password: it would count for nothing, and what
+/// follows would be the host.
+pub(super) fn lost_word(dsn: &str) -> Option<&'static str> {
+    let (before, _) = dsn.split_once('@').filter(|_| is_url(dsn))?;
+    WORDS.into_iter().find(|word| before.contains(&format!("{word}=")))
+}
+
+fn is_url(dsn: &str) -> bool {
+    dsn.starts_with("postgres://") || dsn.starts_with("postgresql://")
 }
 
 fn word(key: &str) -> Option<&'static str> {

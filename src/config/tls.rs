@@ -33,6 +33,12 @@ pub(super) fn postgres(
     secrets: &Secrets<'_>,
     url: &Secret,
 ) -> (Secret, PostgresTls, TlsText) {
+    if let Some(word) = dsn::lost_word(&url.0) {
+        table.error(
+            "url",
+            format!("has an @ after {word}, and what is before an @ is user and password: write %40 for @"),
+        );
+    }
     let (rest, words) = dsn::take_words(&url.0);
     let unverified = table.flag(UNVERIFIED).unwrap_or(false);
     let tls = mode(&words).and_then(|mode| {
@@ -153,7 +159,13 @@ fn redis_tls(
     url: &Secret,
     [authority, chain, key]: [Option<String>; 3],
 ) -> Option<RedisTls> {
-    if !url.0.starts_with("rediss://") {
+    let word = url.0.split_once("://").map_or("", |(word, _)| word);
+    if word != "rediss" && ["rediss", "valkeys"].iter().any(|tls| word.eq_ignore_ascii_case(tls)) {
+        // The driver takes it for TLS, with authorities of its own.
+        table.error("url", "asks for TLS by another word: begin it with rediss://");
+        return None;
+    }
+    if word != "rediss" {
         // Without a URL something else was said already.
         for key in REDIS_FILES.into_iter().filter(|key| table.has(key) && !url.0.is_empty()) {
             table.error(
@@ -269,6 +281,19 @@ mod tests {
         }
     }
 
+    /// The driver would speak to the host `server`, without a check.
+    #[test]
+    fn a_word_that_is_lost_before_an_at_sign_is_refused() {
+        let settings = Settings::new();
+        for url in ["postgres://h/d?sslmode=require&user=canary@server", "postgres://u:canary?sslcert=x@h/d"]
+        {
+            let said = settings.read(&format!("url = {url:?}"), REDIS).unwrap_err();
+            assert!(said.contains("write %40 for @") && !said.contains("canary"), "{said}");
+        }
+        let kept = settings.read("url = \"postgres://u:a?b%40c@h/d\"", REDIS).unwrap();
+        assert_eq!(kept.postgres.url.0, "postgres://u:a?b%40c@h/d");
+    }
+
     #[test]
     fn redis_is_checked_in_full_or_not_reached_by_tls() {
         let settings = Settings::new();
@@ -283,6 +308,8 @@ mod tests {
                 "fast_tier.tls_ca: belongs to a URL that begins with rediss://",
             ),
             ("url = \"rediss://h#insecure\"", "fast_tier.url: ends in # and a word"),
+            ("url = \"valkeys://h\"", "fast_tier.url: asks for TLS by another word: begin it with rediss://"),
+            ("url = \"Rediss://h#insecure\"", "fast_tier.url: asks for TLS by another word"),
             (
                 "url = \"rediss://h\"\ntls_ca = \"none.pem\"",
                 "fast_tier.tls_ca: file \"none.pem\" cannot be read",

@@ -15,10 +15,10 @@ use crate::config::Keys;
 use crate::provider::PublicKey;
 use crate::provider::pin::Pinned;
 
-/// A URL as one scheme uses it: another may ask less of a certificate.
+/// A URL as one scheme uses it: another may ask less of a certificate, and so may the same one before a reload.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name {
-    pub(super) scheme: String,
+    pub(super) demands: String,
     pub(super) url: Pinned,
 }
 
@@ -148,11 +148,11 @@ mod tests {
         Cache::new(&settings)
     }
 
-    fn name(scheme: &str, path: &str) -> Name {
+    fn name(demands: &str, path: &str) -> Name {
         let paypal = Scheme::preset("paypal").unwrap();
         let pins = &paypal.pointing.cert.as_ref().unwrap().pins;
         let url = pins.check(&format!("https://api.paypal.com/v1/notifications/certs/{path}")).unwrap();
-        Name { scheme: scheme.to_owned(), url }
+        Name { demands: demands.to_owned(), url }
     }
 
     fn good(ends: i64) -> Certified {

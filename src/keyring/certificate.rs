@@ -11,6 +11,15 @@ use super::cache::Certified;
 use crate::provider::cert::CertRule;
 use crate::provider::{Kind, PublicKey, Scheme, certificates};
 
+/// All that the scheme asks of a certificate, as text: what was found good by one rule is not good by another.
+pub(super) fn demands(scheme: &Scheme) -> String {
+    let algorithm = match &scheme.kind {
+        Kind::Signed { algorithm, .. } => Some(algorithm),
+        Kind::Token | Kind::Basic | Kind::Jwt(_) => None,
+    };
+    format!("{}: {algorithm:?} {:?}", scheme.name, scheme.pointing.cert)
+}
+
 /// The key of the first certificate in the text, if that is good; the others are steps to an authority.
 ///
 /// # Errors

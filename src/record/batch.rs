@@ -63,7 +63,15 @@ pub(super) struct Delivery {
     pub(super) deadline: Instant,
 }
 
+/// The signed bytes of a request and whose they are to be: the same for all items of a request.
+pub(super) type Claimed = ([u8; 16], [u8; 16]);
+
 impl Delivery {
+    /// What its transaction claims for the whole request, if that is watched.
+    pub(super) fn claimed(&self) -> Option<Claimed> {
+        self.event.guard.as_ref().map(|guard| (guard.key, guard.owner))
+    }
+
     /// What its effect locks, as the source declares it.
     pub(super) fn lock(&self) -> Option<String> {
         self.source.lock.as_ref()?.value(&self.event.body)

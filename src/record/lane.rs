@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 use tracing::warn;
 
-use super::batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Shared, Writer, Written};
+use super::batch::{ATTEMPTS_MAX, Claimed, Delivery, Job, Mode, Outcome, Pauses, Shared, Writer, Written};
 use crate::config;
 use crate::db::Trouble;
 use crate::metrics::Metrics;
@@ -47,6 +47,9 @@ pub(super) struct Lane {
     /// Events that fit into `BATCH_TIME`, as measured.
     events_cap: usize,
     careful_until: HashMap<Arc<str>, Instant>,
+    /// What the batches under way claim for their requests. Another item of such a request would wait for the first one's
+    /// effect as if somebody else were writing it, and be answered so.
+    claiming: HashSet<Claimed>,
     /// Batches in a row of which nothing was committed, since every effect failed.
     fruitless: u32,
     /// No batch before this; such batches cost as much as others.
@@ -73,6 +76,7 @@ impl Lane {
             statement_timeout: settings.statement_timeout,
             events_cap,
             careful_until: HashMap::new(),
+            claiming: HashSet::new(),
             fruitless: 0,
             rest_until: Instant::now(),
         }
@@ -87,11 +91,14 @@ impl Lane {
         let mut arrived = Vec::new();
         let mut open = true;
         while open || !under_way.is_empty() || !self.backlog.is_empty() {
-            while self.is_worth_a_commit(under_way.len()) {
-                under_way.push(self.form().run());
+            // One time for both decisions: a rest that ended between them would leave nobody to wake the lane.
+            let now = Instant::now();
+            while self.is_worth_a_commit(under_way.len(), now) {
+                let Some(commit) = self.form(now) else { break };
+                under_way.push(commit.run());
             }
             let room = self.events_max.saturating_sub(self.backlog.len());
-            let resting = !self.backlog.is_empty() && self.rest_until > Instant::now();
+            let resting = !self.backlog.is_empty() && self.rest_until > now;
             tokio::select! {
                 () = sleep_until(self.rest_until.into()), if resting => {}
                 Some(ended) = under_way.next() => self.take_back(ended),
@@ -106,13 +113,15 @@ impl Lane {
                     }
                     self.backlog.extend(arrived.drain(..));
                 }
+                // Nothing is left to wait for.
+                else => {}
             }
         }
     }
 
     /// An idle lane commits whatever there is; a second commit beside another one has to be worth it.
-    fn is_worth_a_commit(&self, under_way: usize) -> bool {
-        if self.rest_until > Instant::now() {
+    fn is_worth_a_commit(&self, under_way: usize, now: Instant) -> bool {
+        if self.rest_until > now {
             return false;
         }
         let overlap = if self.writer.runs_in_order() { 1 } else { OVERLAP };
@@ -123,16 +132,16 @@ impl Lane {
     }
 
     /// Takes what is there, up to the caps. Keys are sorted and unique within a batch; what comes twice (the same
-    /// id with two bodies) waits for the next.
-    fn form(&mut self) -> Commit {
-        let now = Instant::now();
+    /// id with two bodies) waits for the next. `None` if nobody waits for what is there, or all of it has to wait.
+    fn form(&mut self, now: Instant) -> Option<Commit> {
         let (mut batch, mut later, mut keys, mut bytes) = (Vec::new(), VecDeque::new(), HashSet::new(), 0);
         while let Some(mut job) = self.backlog.pop_front() {
             if job.is_abandoned(now) {
                 continue;
             }
-            let fits =
+            let room =
                 batch.is_empty() || (batch.len() < self.events_cap && bytes + job.bytes() <= self.bytes_max);
+            let fits = room && job.delivery.claimed().is_none_or(|claimed| !self.claiming.contains(&claimed));
             if fits && keys.insert(job.delivery.event.key) {
                 bytes += job.bytes();
                 job.careful = self.is_careful(&job, now);
@@ -142,14 +151,20 @@ impl Lane {
             }
         }
         self.backlog = later;
+        if batch.is_empty() {
+            return None;
+        }
         batch.sort_unstable_by_key(|job| job.delivery.event.key);
-        Commit {
+        let claims: Vec<Claimed> = batch.iter().filter_map(|job| job.delivery.claimed()).collect();
+        self.claiming.extend(&claims);
+        Some(Commit {
             batch,
+            claims,
             writer: Arc::clone(&self.writer),
             metrics: Arc::clone(&self.metrics),
             lock_timeout: self.lock_timeout,
             statement_timeout: self.statement_timeout,
-        }
+        })
     }
 
     fn is_careful(&self, job: &Job, now: Instant) -> bool {
@@ -189,7 +204,8 @@ impl Lane {
     }
 
     fn take_back(&mut self, ended: Ended) {
-        let Ended { batch, written, took } = ended;
+        let Ended { batch, claims, written, took } = ended;
+        self.claiming.retain(|claimed| !claims.contains(claimed));
         let Some(written) = written else { return };
         self.measure(batch.len(), took);
         self.rest(&written.outcomes);
@@ -219,6 +235,7 @@ impl Lane {
 /// One batch on its way.
 struct Commit {
     batch: Vec<Job>,
+    claims: Vec<Claimed>,
     writer: Arc<Writer>,
     metrics: Arc<Metrics>,
     lock_timeout: Duration,
@@ -228,6 +245,7 @@ struct Commit {
 /// A batch that is through; nothing is written if all of it was answered otherwise.
 struct Ended {
     batch: Vec<Job>,
+    claims: Vec<Claimed>,
     written: Option<Written>,
     took: Duration,
 }
@@ -243,13 +261,13 @@ impl Commit {
             let now = Instant::now();
             self.batch.retain(|job| !job.is_abandoned(now));
             if self.batch.is_empty() {
-                return Ended { batch: self.batch, written: None, took: Duration::ZERO };
+                return self.ended(None, Duration::ZERO);
             }
             let careful: Vec<bool> = self.batch.iter().map(|job| job.careful).collect();
             let deliveries: Vec<&Delivery> = self.batch.iter().map(|job| &job.delivery).collect();
             let error = match self.writer.write(&deliveries, &careful, mode).await {
                 Ok(written) => {
-                    return Ended { batch: self.batch, written: Some(written), took: now.elapsed() };
+                    return self.ended(Some(written), now.elapsed());
                 }
                 Err(error) => error,
             };
@@ -279,6 +297,10 @@ impl Commit {
             }
             mode = next;
         }
+    }
+
+    fn ended(self, written: Option<Written>, took: Duration) -> Ended {
+        Ended { batch: self.batch, claims: self.claims, written, took }
     }
 
     /// Each event by itself, whatever the trouble: an effect can raise any SQLSTATE, also those that speak of the

@@ -1,14 +1,21 @@
 //! Signed bytes that come again under another id: a captured request takes no second effect where its source refuses
 //! that, and is seen where it reports it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use crate::harness::client::{Answer, Client};
 use crate::harness::gateway::Start;
+use crate::harness::library::{Book, Library};
 use crate::harness::play::{Hold, Numbers, outcome, patient, ready};
+use crate::harness::proxy::{Direction, Proxy};
 use crate::harness::scene::{SECRET, Scene};
+use crate::harness::stores::postgres;
+use crate::postgres_away::cut_once;
 
 /// Sources of Gitea's, whose id is a header that is not signed.
 const SOURCES: [&str; 11] = [
@@ -267,6 +274,15 @@ const LIST: &str = "
     guard = \"refuse\"
 ";
 
+/// Status and counts.
+async fn send_list(client: &mut Client, token: &str, items: &str) -> Result<(u16, String)> {
+    let signature = hmac(token.as_bytes());
+    let headers = [("x-token", token), ("x-signature", &*signature)];
+    let answer = client.post("/in/list", &headers, Bytes::from(format!(r#"{{"events":[{items}]}}"#))).await?;
+    let counts = answer.header("hapax-items").context("no counts")?.to_owned();
+    Ok((answer.status.as_u16(), counts))
+}
+
 #[tokio::test]
 async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()> {
     let scene = Scene::new().await?;
@@ -275,12 +291,7 @@ async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()
     let mut client = gateway.client()?;
     let mut post = async |token: &str, items: &[(&str, &str)]| -> Result<(u16, String)> {
         let item = |(id, todo): &(&str, &str)| format!(r#"{{"id":"{id}","do":"{todo}"}}"#);
-        let body = format!(r#"{{"events":[{}]}}"#, items.iter().map(item).collect::<Vec<_>>().join(","));
-        let signature = hmac(token.as_bytes());
-        let headers = [("x-token", token), ("x-signature", &*signature)];
-        let answer = client.post("/in/list", &headers, Bytes::from(body)).await?;
-        let counts = answer.header("hapax-items").context("no counts")?.to_owned();
-        Ok((answer.status.as_u16(), counts))
+        send_list(&mut client, token, &items.iter().map(item).collect::<Vec<_>>().join(",")).await
     };
     let told = |status, counts: &str| (status, counts.to_owned());
     // One fails: what stays owns the signature for the whole request, so that a retry brings what is missing.
@@ -295,6 +306,80 @@ async fn the_items_of_a_batch_stand_and_fall_with_their_signature() -> Result<()
     assert_eq!(post("t3", &[("e", "raise"), ("f", "raise")]).await?, told(503, "2 unavailable"));
     assert_eq!(post("t3", &[("g", "")]).await?, told(200, "1 accepted"));
     assert_eq!(effects(&scene, "list").await?, ["a", "b", "d", "g"]);
+    Ok(())
+}
+
+/// The guard is taken in the transaction that the effect runs in, whatever ends that.
+#[tokio::test]
+async fn a_guard_stands_and_falls_with_a_rust_effect() -> Result<()> {
+    let before = [(Direction::ToServer, "savepoint"), (Direction::ToServer, "hapax.close")];
+    let at_the_commit = [(Direction::ToServer, "commit\0"), (Direction::ToClient, "COMMIT\0")];
+    for (direction, text) in before.into_iter().chain(at_the_commit) {
+        let mut scene = Scene::new().await?;
+        let armed = Arc::new(AtomicBool::new(false));
+        let proxy = Proxy::start_with(postgres().address(), cut_once(direction, text, &armed))?;
+        let own = scene.stores.postgres_url.clone();
+        scene.stores.postgres_url = postgres().url_at(proxy.address(), &scene.stores.database);
+        let rust = ["report", "refuse"].map(|source| format!("source.{source}.effect = \"rust:book\""));
+        let [report, refuse] = &rust;
+        let settings = scene.settings(&patient(&[&SOURCES[..], &[report, refuse]].concat()), "");
+        let book = Book::default();
+        let gateway = Library::start(&settings, &book.registered()).await?;
+        scene.stores.postgres_url = own;
+        let mut client = Client::new(gateway.listen());
+        // What fails owns nothing, and what is refused for good does.
+        for (body, id, wanted) in [
+            ("{\"do\":\"fail\"}", "one", (503, "unavailable")),
+            ("{\"do\":\"panic\"}", "one", (503, "unavailable")),
+            ("{\"do\":\"fail\"}", "two", (503, "unavailable")),
+            ("{\"do\":\"reject\"}", "one", (200, "rejected")),
+            ("{\"do\":\"reject\"}", "two", (401, "refused")),
+        ] {
+            assert_eq!(told(&send(&mut client, "refuse", body, id).await?), wanted, "{body} {id}");
+        }
+        assert_eq!(rows(&scene).await?, (1, 1));
+        armed.store(true, Ordering::SeqCst);
+        let body = "{\"a\":1}";
+        for (source, id, wanted) in [
+            ("refuse", "cut", (200, "accepted")),
+            ("refuse", "cut", (200, "duplicate")),
+            ("refuse", "fresh", (401, "refused")),
+            ("report", "cut", (200, "accepted")),
+            ("report", "fresh", (200, "accepted")),
+        ] {
+            let answer = send(&mut client, source, body, id).await?;
+            assert_eq!(told(&answer), wanted, "{direction:?} {text} {source} {id}");
+        }
+        assert!(!armed.load(Ordering::SeqCst), "nothing was cut");
+        assert_eq!(effects(&scene, "refuse").await?, ["cut"]);
+        assert_eq!(effects(&scene, "report").await?, ["cut", "fresh"]);
+        assert_eq!(rows(&scene).await?, (4, 3));
+    }
+    Ok(())
+}
+
+/// A request that is longer than a batch is not in flight elsewhere because its own first items are being written.
+#[tokio::test]
+async fn the_items_of_a_batch_do_not_meet_each_other() -> Result<()> {
+    let scene = Scene::new().await?;
+    let alone = ["source.stripe.effect = \"none\"", "postgres.lock_timeout = \"10s\""];
+    let settings = scene.settings(&patient(&alone), &format!("{LIST}effect_parallel = true\n"));
+    let gateway = Start::new(settings).start().await?;
+    ready(&gateway).await?;
+    let hold = Hold::new(&scene).await?;
+    let item = |at: i32| format!(r#"{{"id":"held-{at}","do":"wait"}}"#);
+    let items = (0..24).map(item).collect::<Vec<_>>().join(",");
+    let to = gateway.listen()?;
+    let long = tokio::spawn(async move { send_list(&mut Client::new(to), "t1", &items).await });
+    hold.waiting(1).await?;
+    // The lane is free for others meanwhile.
+    let other = send_list(&mut gateway.client()?, "t2", r#"{"id":"other"}"#).await?;
+    assert_eq!(other, (200, "1 accepted".to_owned()));
+    let waits = "select from pg_locks where not granted and locktype = 'transactionid'";
+    assert_eq!(scene.database().await?.query(waits, &[]).await?.len(), 0, "one waits for another");
+    hold.release().await?;
+    assert_eq!(long.await??, (200, "24 accepted".to_owned()));
+    assert_eq!(rows(&scene).await?, (25, 2));
     Ok(())
 }
 

@@ -9,11 +9,12 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use hapax::dev::PostgresOptions;
 use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::client::{Answer, Client};
 use crate::harness::gateway::Gateway;
-use crate::harness::load::metric;
+use crate::harness::load::{metric, until_metric};
 use crate::harness::play::hapax;
 use crate::harness::publisher::{Authority, Page, Publisher, rsa_sha256, signing_key};
 use crate::harness::scene::{Scene, deliver, event};
@@ -444,6 +445,37 @@ async fn a_topic_is_confirmed_and_its_messages_are_events() -> Result<()> {
     assert_eq!(sns(&mut client, sns_body(&asks, &[])?).await?, (503, "unavailable".to_owned()));
     play.publisher.page("/", Page::Text(String::new()));
     assert_eq!(sns(&mut client, sns_body(&asks, &[])?).await?.0, 200);
+    Ok(())
+}
+
+/// A key that was fetched and found good by one rule is not good by the rule that a reload brings.
+#[tokio::test]
+async fn a_changed_rule_looks_at_the_certificate_anew() -> Result<()> {
+    let play = Play::new().await?;
+    // As patient as SNS lets a gateway be.
+    let patient = [
+        "server.reload_check = \"off\"",
+        "server.deadline = \"14s\"",
+        "server.drain = \"14s\"",
+        "postgres.record_timeout = \"12s\"",
+        "fast_tier.lease = \"20s\"",
+        "keys.fetch_timeout = \"10s\"",
+    ];
+    let mut gateway = play.gateway(&patient).await?;
+    let mut client = gateway.client()?;
+    assert_eq!(good(&mut client, "WH-1", CERT).await?.0, 200);
+    let before = std::fs::read_to_string(gateway.config())?;
+    let preset = include_str!("../../config/providers/paypal.toml");
+    let names = "names = [\"*.paypal.com\", \"*.sandbox.paypal.com\"]";
+    let other = "names = [\"another.paypal.com\"]";
+    for (number, now, status) in [(1, names, 200), (2, other, 401), (3, names, 200)] {
+        let own = preset.replace(names, now).replace("[cert]", "[scheme.paypal.cert]");
+        std::fs::write(gateway.config(), format!("{before}\n[scheme.paypal]\n{own}"))?;
+        gateway.signal(Signal::HUP)?;
+        until_metric(&gateway, "hapax_config_reloads_total", "result=\"ok\"", |count| count == number)
+            .await?;
+        assert_eq!(good(&mut client, &format!("WH-2-{number}"), CERT).await?.0, status, "{now}");
+    }
     Ok(())
 }
 

@@ -5,16 +5,25 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::{Form, Material, RSA_BITS_MIN, TokenKey, sound_point};
 use crate::provider::jwt::Alg;
 
 /// One JWK or a set of them.
-pub(super) struct Jwks(Vec<Jwk>);
+pub(super) struct Jwks(Vec<Entry>);
 
 #[derive(Deserialize)]
 struct Set {
-    keys: Vec<Jwk>,
+    keys: Vec<Entry>,
+}
+
+/// What nobody here understands hides no other key (RFC 7517, 5).
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Entry {
+    Key(Box<Jwk>),
+    Other(IgnoredAny),
 }
 
 #[derive(Deserialize)]
@@ -54,7 +63,7 @@ impl Jwks {
             format!("this JWK cannot be read: see its line {}, column {}", error.line(), error.column())
         };
         let one = serde_json::from_str(text).map_err(place)?;
-        Ok(Some(Self(vec![one])))
+        Ok(Some(Self(vec![Entry::Key(one)])))
     }
 
     /// Those that can be used; of one that stands alone, why it cannot.
@@ -62,7 +71,16 @@ impl Jwks {
         if let [one] = self.0.as_slice() {
             return one.key().map(|key| vec![key]);
         }
-        Ok(self.0.iter().filter_map(|key| key.key().ok()).collect())
+        Ok(self.0.iter().filter_map(|one| one.key().ok()).collect())
+    }
+}
+
+impl Entry {
+    fn key(&self) -> Result<TokenKey, String> {
+        match self {
+            Self::Key(key) => key.key(),
+            Self::Other(_) => Err("this JWK cannot be read: a member is missing, or is no text".to_owned()),
+        }
     }
 }
 

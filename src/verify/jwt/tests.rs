@@ -187,7 +187,7 @@ fn a_set_that_is_published_verifies_with_its_public_keys_only() {
     let scheme = fetching("jwt = { algs = [\"ES256\", \"HS256\"] }");
     let (own, other) = (Ec::new(), Ec::new());
     let secret = json!({ "kty": "oct", "k": b64(SECRET), "alg": "HS256" }).to_string();
-    let set = format!("{{\"keys\":[{secret},{}]}}", own.jwk(&json!({ "kid": "a" })));
+    let set = format!("{{\"keys\":[{secret},{{\"kid\":7}},null,{}]}}", own.jwk(&json!({ "kid": "a" })));
     let fetched = FetchedKeys::Set(FetchedKeys::read_set(set.as_bytes()).unwrap());
     let verdict = |keys: Vec<Key>, token: &str| {
         let source = Source::new("s", Arc::clone(&scheme), keys);
@@ -208,6 +208,7 @@ fn a_set_that_is_published_verifies_with_its_public_keys_only() {
         (secret.as_str(), "no public key"),
         ("{\"keys\":[]}", "no public key"),
         ("{\"keys\":7}", "cannot be read"),
+        ("{\"keys\":[7]}", "a member is missing"),
         ("<html>", "no key set"),
         (RSA_PEM, "no key set"),
         ("", "no key set"),

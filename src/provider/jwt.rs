@@ -356,6 +356,7 @@ mod tests {
                 "jwks.url: \"http://a.example/x\" does not start",
             ),
             ("id =", "jwks = {}\nid =", "jwks.url: is missing"),
+            ("id =", "every = \"/x\"\njwks = { url = \"ask\" }\nid =", "jwks: cannot be beside every"),
             ("id =", "jwks = { uri = \"ask\" }\nid =", "did you mean \"url\"?"),
             ("id =", "jwks = \"ask\"\nid =", "jwks: "),
             (

@@ -450,6 +450,9 @@ fn check_tokens(table: &Table, kind: &Kind, ts: Option<&TsRule>, others: &[&Plac
 /// Whose keys a token says they are, and where they are fetched, has to be the same.
 fn check_key_set(table: &Table, kind: &Kind, require: &[(Place, String)]) {
     let Kind::Jwt(rule) = kind else { return };
+    if rule.jwks.is_some() && table.has("every") {
+        table.error("jwks", "cannot be beside every: keys are fetched for one token in a request");
+    }
     let Some(url) = rule.jwks.as_ref().and_then(KeySet::url) else { return };
     let said = require.iter().filter(|(place, _)| place.to_string() == "jose:/jku");
     for (place, text) in said.filter(|(_, text)| Pinned::exact(text).as_ref() != Ok(url)) {

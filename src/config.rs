@@ -38,6 +38,8 @@ pub use self::load::{Checked, Loaded, check, own_schemes, report};
 pub use crate::guard::Guard;
 use crate::json::{Found, Pointer, Pointers, Slot};
 pub use crate::provider::Ack;
+use crate::provider::jwt::KeySet;
+use crate::provider::pin::Pinned;
 use crate::provider::{Key, PublicKey, Scheme};
 use crate::tls::{Authorities, Identity};
 
@@ -320,6 +322,9 @@ pub struct Source {
     pub keys: Vec<Key>,
     /// `certificates = "file.pem"`: keys of a provider that points to certificates; if there are any, none is fetched.
     pub certificates: Vec<PublicKey>,
+    /// `jwks = "https://…"`: where the keys of tokens are published; the scheme's, or the source's own. `None` where they are
+    /// not fetched.
+    pub(crate) jwks: Option<Pinned>,
     /// `senders = ["arn:…"]`: by whose order the provider may have signed, where it signs for anybody. `None`: by anybody's.
     pub senders: Option<Vec<String>>,
     /// `handshake_secrets = { verify_token = … }`: what a handshake's sender must know, by the scheme's names.
@@ -360,12 +365,14 @@ impl Source {
     #[must_use]
     pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
         let (ack, guard) = (scheme.ack.clone(), scheme.guard);
+        let jwks = scheme.key_set().and_then(KeySet::url).filter(|_| keys.is_empty()).cloned();
         Self {
             guard,
             name: name.into(),
             scheme,
             keys,
             certificates: Vec::new(),
+            jwks,
             senders: None,
             handshake_secrets: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -382,6 +389,17 @@ impl Source {
             headers: Vec::new(),
             ack,
         }
+    }
+
+    /// Where the keys of its tokens are fetched, if it has none of its own.
+    pub(crate) fn key_set(&self) -> Option<&Pinned> {
+        self.jwks.as_ref().filter(|_| self.keys.is_empty())
+    }
+
+    /// Whether keys of its requests are fetched.
+    #[must_use]
+    pub fn fetches_keys(&self) -> bool {
+        self.key_set().is_some() || (self.scheme.has_certificates() && self.certificates.is_empty())
     }
 }
 

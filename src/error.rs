@@ -115,7 +115,7 @@ codes! {
     SenderUnknown "sender_unknown" "Signed by order of somebody who is not among the source's `senders`.",
     KeyUrlRefused "key_url_refused" "The request points to a key, or to a page to visit, at a URL that the scheme does not pin.",
     KeyUnfit "key_unfit" "What the request's URL holds is no certificate of the provider's that is good now.",
-    KeysUnavailable "keys_unavailable" "The provider's certificate, or a page to confirm at, could not be fetched.",
+    KeysUnavailable "keys_unavailable" "The provider's certificate or set of keys, or a page to confirm at, could not be fetched.",
     HandshakeRefused "handshake_refused" "A handshake whose sender does not know the source's secret for it, or a body that a handshake could have had signed.",
     HandshakeUnexpected "handshake_unexpected" "A secret is handed over, and no window is open for one: `hapax handshake open`.",
     HandshakeMalformed "handshake_malformed" "A GET, HEAD or OPTIONS that is no handshake of the provider, or a handshake whose token is missing or has the wrong shape.",

@@ -489,9 +489,9 @@ async fn receive(
     }
     let source = Arc::clone(&received.source);
     let deadline = visit.started + source.deadline;
-    let keys = visit.view.keyring.find(&received, deadline).await.map_err(no_key)?;
+    let keys = visit.view.keyring.find(&received, now, deadline).await.map_err(no_key)?;
     let verifying = Instant::now();
-    trace.keys = source.scheme.has_certificates().then(|| verifying - began);
+    trace.keys = source.fetches_keys().then(|| verifying - began);
     let verified = verify_with(received, &keys, jiff::Timestamp::now())
         .map_err(|code| gateway.handovers.refusal(&source, code))?;
     if let Some(reply) = visit.view.keyring.confirm(&verified, deadline).await.map_err(not_confirmed)? {

@@ -1,20 +1,21 @@
 //! Keys that providers publish: a stage between reading the body and `verify`, which stays without I/O.
 //!
-//! The request says where its key stands, so a stranger does. Invariant: nobody is asked at a URL that the scheme does not
-//! pin, nor for a request that can be refused without a key; what is fetched bounds memory, time and number by settings; a key
-//! counts only for the scheme that checked it. A fetch that fails is our trouble and never the sender's: it is 503.
+//! The request says where its certificate stands, or which key of a set it means, so a stranger does. Invariant: nobody is
+//! asked at a URL that scheme or source do not pin, nor for a request that can be refused without a key; what is fetched
+//! bounds memory, time and number by settings; a certificate's key counts only for the scheme that checked it. A fetch that
+//! fails is our trouble and never the sender's: it is 503.
 //!
 //! Never here: whether a signature is right, and a store.
 
 mod cache;
 mod certificate;
 mod fetch;
+mod sets;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout_at;
@@ -27,13 +28,14 @@ use crate::error::Code;
 use crate::metrics::Metrics;
 use crate::parts::Parts;
 use crate::provider::pin::Pinned;
-use crate::provider::{PublicKey, Scheme};
+use crate::provider::{FetchedKeys, Scheme};
 use crate::tasks::Tasks;
-use crate::verify::{Verified, certificate_url};
+use crate::verify::{Verified, Wanted, wanted};
 
-use cache::{Cache, Look, Name, Outcome};
+use cache::{Cache, Landing, Look, Name, Outcome};
 use certificate::{certified, demands};
-use fetch::{FetchError, Fetcher, Purpose};
+use fetch::{FetchError, Fetcher, Page, Purpose};
+use sets::Sets;
 
 /// The time over which fetches of a source are counted.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -70,6 +72,7 @@ struct Shared {
     /// None if no source fetches anything.
     fetcher: Option<Fetcher>,
     cache: Mutex<Cache>,
+    sets: Mutex<Sets>,
     /// `fetches_max`
     places: Arc<Semaphore>,
     /// Fetches of each source since the beginning of its minute.
@@ -89,6 +92,7 @@ impl Keyring {
         let shared = Shared {
             fetcher,
             cache: Mutex::new(Cache::new(&settings)),
+            sets: Mutex::new(Sets::new(&settings)),
             places: Arc::new(Semaphore::new(settings.fetches_max)),
             counts: Mutex::default(),
             settings,
@@ -115,30 +119,30 @@ impl Keyring {
         self.shared.fetcher.as_ref().map(|fetcher| fetcher.anchors().len())
     }
 
-    /// The keys that the request points to; none where the source has its own, or needs none.
+    /// The keys that the request needs; none where the source has its own, or needs none.
     ///
     /// Dropping it drops nothing but the wait: a fetch that is under way ends by itself, for those who come next.
     ///
     /// # Errors
     /// The request is refused, or its key cannot be had now.
-    pub async fn find(&self, received: &Received, deadline: Instant) -> Result<Arc<[PublicKey]>, Trouble> {
+    pub async fn find(
+        &self,
+        received: &Received,
+        now: Timestamp,
+        deadline: Instant,
+    ) -> Result<FetchedKeys, Trouble> {
         let source = &received.source;
-        let Some(url) = certificate_url(received).map_err(Trouble::refused)? else {
-            return Ok(Arc::default());
-        };
-        let name = Name { demands: demands(&source.scheme), url };
-        let mut landing = match self.look(source, &name)? {
-            Look::Known(outcome) => return outcome.map(|good| good.keys),
-            Look::UnderWay(landing) => landing,
-        };
-        let landed = timeout_at(deadline.into(), landing.wait_for(Option::is_some)).await;
-        match landed {
-            Ok(Ok(outcome)) => match outcome.as_ref() {
-                Some(outcome) => outcome.clone().map(|good| good.keys),
-                None => Err(Trouble::unavailable("the fetch was lost")),
-            },
-            Ok(Err(_lost)) => Err(Trouble::unavailable("the fetch was lost")),
-            Err(_elapsed) => Err(Trouble::unavailable("the fetch outlasts the deadline")),
+        match wanted(received, now).map_err(Trouble::refused)? {
+            Wanted::Nothing => Ok(FetchedKeys::None),
+            Wanted::KeySet(url, key) => self.find_set(&url, &key, deadline).await.map(FetchedKeys::Set),
+            Wanted::Certificate(url) => {
+                let name = Name { demands: demands(&source.scheme), url };
+                let found = match self.look(source, &name)? {
+                    Look::Known(outcome) => outcome,
+                    Look::UnderWay(landing) => landed(landing, deadline).await,
+                };
+                found.map(|good| FetchedKeys::Certified(good.keys))
+            }
         }
     }
 
@@ -195,10 +199,19 @@ impl Keyring {
     }
 }
 
+/// What becomes of a fetch that is under way.
+async fn landed<T: Clone>(mut landing: Landing<T>, deadline: Instant) -> Result<T, Trouble> {
+    let lost = || Err(Trouble::unavailable("the fetch was lost"));
+    match timeout_at(deadline.into(), landing.wait_for(Option::is_some)).await {
+        Ok(Ok(outcome)) => outcome.clone().unwrap_or_else(lost),
+        Ok(Err(_lost)) => lost(),
+        Err(_elapsed) => Err(Trouble::unavailable("the fetch outlasts the deadline")),
+    }
+}
+
 /// Whether requests of the source make this process ask somebody.
 fn fetches(source: &Source) -> bool {
-    let scheme = source.scheme.as_ref();
-    scheme.pointing.confirm.is_some() || (scheme.has_certificates() && source.certificates.is_empty())
+    source.scheme.pointing.confirm.is_some() || source.fetches_keys()
 }
 
 /// The URL to visit, if the request is one that asks for it.
@@ -257,14 +270,14 @@ impl Shared {
         let page =
             self.fetch(url, Purpose::Keys).await.map_err(|error| Trouble::unavailable(error.to_string()))?;
         let anchors = self.fetcher.as_ref().map(Fetcher::anchors).unwrap_or_default();
-        certified(scheme, &page, anchors, Timestamp::now()).map_err(|cause| {
+        certified(scheme, &page.body, anchors, Timestamp::now()).map_err(|cause| {
             self.metrics.fetched("keys", "unfit");
             warn!(%url, cause, "what the provider's URL holds is no certificate that can be used");
             Trouble { code: Code::KeyUnfit, cause }
         })
     }
 
-    async fn fetch(&self, url: &Pinned, purpose: Purpose) -> Result<Bytes, FetchError> {
+    async fn fetch(&self, url: &Pinned, purpose: Purpose) -> Result<Page, FetchError> {
         let Some(fetcher) = &self.fetcher else { return Err(FetchError::NotStarted) };
         let page = fetcher.get(url).await;
         let result = page.as_ref().map_or_else(FetchError::word, |_page| "fetched");

@@ -8,6 +8,7 @@
 mod ack;
 pub(crate) mod cert;
 mod facts;
+mod fetched;
 pub(crate) mod handshake;
 pub(crate) mod jwt;
 mod key;
@@ -34,13 +35,14 @@ use crate::settings::{File, Severity};
 
 pub use ack::Ack;
 pub use facts::{Binds, Facts};
+pub use fetched::FetchedKeys;
 pub use key::Key;
 pub use public_key::PublicKey;
 pub(crate) use public_key::certificates;
 
 use cert::Pointing;
 use handshake::Handshakes;
-use jwt::{JwtRule, TokenPlace};
+use jwt::{JwtRule, KeySet, TokenPlace};
 use key::KeyRule;
 use place::{Place, Rule};
 use signature::{Algorithm, SaidHash, SigRule, TsFrom, TsRule};
@@ -361,6 +363,11 @@ impl Scheme {
     pub fn asked_claims(&self) -> impl Iterator<Item = &str> {
         let rule = self.jwt();
         rule.into_iter().flat_map(|rule| &rule.ask).map(|ask| ask.name.as_str())
+    }
+
+    /// Where the keys of its tokens are published.
+    pub(crate) fn key_set(&self) -> Option<&KeySet> {
+        self.jwt()?.jwks.as_ref()
     }
 
     /// Whether requests are signed tokens.

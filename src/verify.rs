@@ -29,9 +29,10 @@ use crate::provider::signature::{
     Algorithm, Hash, Labels, SaidHash, SigRule, Stamp, Tag, TagEncoding, TsFrom, TsRule, Unit,
 };
 use crate::provider::template::Template;
-use crate::provider::{Every, Key, Kind, Scheme};
+use crate::provider::{Every, FetchedKeys, Key, Kind, Scheme};
 use content::Inputs;
-pub(crate) use pointed::certificate_url;
+pub(crate) use jwt::WantedKey;
+pub(crate) use pointed::{Wanted, wanted};
 use pointed::{check_said, pinned, used_algorithm};
 
 /// Most signatures that one request may offer. A rotation needs two or three; each costs a comparison.
@@ -73,14 +74,14 @@ impl Verified {
 /// # Errors
 /// The reason, for log and metric only; the sender is told nothing but "refused".
 pub fn verify(received: Received, now: Timestamp) -> Result<Verified, Code> {
-    verify_with(received, &[], now)
+    verify_with(received, &FetchedKeys::None, now)
 }
 
-/// As [`verify`], with the keys that were fetched from where the request says, if the source has none of its own.
+/// As [`verify`], with the keys that were fetched for the request, if the source has none of its own.
 ///
 /// # Errors
 /// The reason.
-pub fn verify_with(received: Received, fetched: &[PublicKey], now: Timestamp) -> Result<Verified, Code> {
+pub fn verify_with(received: Received, fetched: &FetchedKeys, now: Timestamp) -> Result<Verified, Code> {
     let Checked { key, signed_id, signed_bytes } = check(&received, fetched, now)?;
     Ok(Verified { received, key, signed_id, signed_bytes })
 }
@@ -97,7 +98,7 @@ pub(crate) fn is_signed_with(received: &Received, key: &Key, now: Timestamp) -> 
     let source = Source { keys: vec![key.clone()], ..received.source.as_ref().clone() };
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers).is_ok()
-        && check_parts(&source, &Parts::of(received, &scheme.signed), &[], now).is_ok()
+        && check_parts(&source, &Parts::of(received, &scheme.signed), &FetchedKeys::None, now).is_ok()
 }
 
 /// A request, or an item of one, that is signed.
@@ -110,7 +111,7 @@ struct Checked {
     signed_bytes: Option<SignedBytes>,
 }
 
-fn check(received: &Received, fetched: &[PublicKey], now: Timestamp) -> Result<Checked, Code> {
+fn check(received: &Received, fetched: &FetchedKeys, now: Timestamp) -> Result<Checked, Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     refuse_repeated(scheme, &received.head.headers)?;
@@ -129,7 +130,7 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
     let mut first = None;
     for item in items {
         let parts = Parts::item(received, item.get().as_bytes(), &source.scheme.signed);
-        let checked = check_parts(source, &parts, &[], now)?;
+        let checked = check_parts(source, &parts, &FetchedKeys::None, now)?;
         first.get_or_insert(checked);
     }
     first.ok_or(Code::SignatureMissing)
@@ -138,12 +139,12 @@ fn check_every(source: &Source, every: &Every, received: &Received, now: Timesta
 fn check_parts(
     source: &Source,
     parts: &Parts<'_>,
-    fetched: &[PublicKey],
+    fetched: &FetchedKeys,
     now: Timestamp,
 ) -> Result<Checked, Code> {
     let scheme = source.scheme.as_ref();
     if let Kind::Jwt(rule) = &scheme.kind {
-        let key = jwt::check(source, rule, parts, now)?;
+        let key = jwt::check(source, rule, parts, fetched, now)?;
         return Ok(Checked { key, signed_id: None, signed_bytes: None });
     }
     let texts = signature_texts(&scheme.sig, parts)?;
@@ -169,7 +170,7 @@ fn check_parts(
             let signed = Signed { algorithm, sign, inputs, body_hash, key_id };
             let (key, form) = if scheme.pointing.cert.is_some() {
                 let own = source.certificates.as_slice();
-                let public = if own.is_empty() { fetched } else { own };
+                let public = if own.is_empty() { fetched.certified() } else { own };
                 signed.check_certified(&source.keys, public, &scheme.sig, &candidates)?
             } else {
                 signed.check(&source.keys, &scheme.sig, &candidates)?

@@ -1,21 +1,24 @@
-//! `hapax check`: every mistake in the settings at once, and with `--online` whether the stores are as they must be.
+//! `hapax check`: every mistake in the settings at once, and with `--online` whether stores and key sets are as they must be.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::{Exit, load, runtime, say};
 use crate::config::{Config, Effect};
-use crate::keyring::Keyring;
+use crate::keyring::{Keyring, Trouble};
+use crate::provider::pin::Pinned;
 use crate::tasks::Tasks;
 use crate::{claim, db, serve};
 
-/// Checks the settings; with `online` also the stores.
+/// Checks the settings; with `online` also the stores, and the key sets that will be fetched.
 ///
 /// # Errors
-/// Exit code 64 for mistakes in the settings, 69 for a store that is away or wrong.
+/// Exit code 64 for mistakes in the settings, 69 for a store or a key set that is away or wrong.
 pub fn run(path: &Path, online: bool) -> Result<(), Exit> {
     let config = load(path)?;
     tell_rust_effects(&config)?;
+    tell_keys(&config)?;
     if online {
         runtime(1)?.block_on(check_stores(&config))?;
     }
@@ -31,6 +34,18 @@ fn tell_rust_effects(config: &Config) -> Result<(), Exit> {
                 source.name
             ))?;
         }
+    }
+    Ok(())
+}
+
+/// Where keys come from that are in no settings.
+fn tell_keys(config: &Config) -> Result<(), Exit> {
+    for source in config.sources.values().filter(|source| source.fetches_keys()) {
+        let told = match source.key_set() {
+            Some(url) => format!("keys are fetched from {url}"),
+            None => "certificates are fetched as requests name them, from where its provider pins".to_owned(),
+        };
+        say(format!("source {}: {told}", source.name))?;
     }
     Ok(())
 }
@@ -55,9 +70,14 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
     }
     let keyring = Keyring::start(config, Arc::default(), Tasks::default())?;
     if let Some(authorities) = keyring.authorities() {
-        say(format!(
-            "keys: {authorities} authorities are trusted; certificates are fetched as requests name them"
-        ))?;
+        say(format!("keys: {authorities} authorities are trusted for what is fetched"))?;
+    }
+    let sets: BTreeSet<&Pinned> = config.sources.values().filter_map(|source| source.key_set()).collect();
+    for url in sets {
+        match keyring.count_set(url).await {
+            Ok(count) => say(format!("keys: {url} has {count}"))?,
+            Err(Trouble { cause, .. }) => return Err(Exit::unavailable(format!("keys: {url}: {cause}"))),
+        }
     }
     match claim::check(&config.fast_tier).await {
         Ok(found) => say(format!("redis: {found}")),

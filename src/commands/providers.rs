@@ -4,6 +4,7 @@ use http::Method;
 
 use super::{Exit, say};
 use crate::provider::Scheme;
+use crate::provider::jwt::KeySet;
 
 /// All of them, or one.
 #[derive(Debug, clap::Args)]
@@ -112,6 +113,15 @@ fn shown(name: &str) -> Option<String> {
     if scheme.has_certificates() {
         text.push_str("# its requests name a certificate, which is fetched; no secret makes it\n");
     }
+    match scheme.key_set() {
+        Some(KeySet::At(url)) => {
+            text.extend(["# keys are fetched from ", &url.to_string(), ", unless the source has secrets\n"]);
+        }
+        Some(KeySet::Ask) => {
+            text.push_str("# keys are fetched from the source's jwks, unless it has secrets\n");
+        }
+        None => {}
+    }
     if let Some(place) = scheme.sender() {
         text.extend(["# it signs for everybody: the source's senders list what may stand at ", &place, "\n"]);
     }
@@ -174,6 +184,10 @@ mod tests {
             xero.contains("# nobody knows: resend_window") && xero.contains("a bad signature 401"),
             "{xero}"
         );
+        assert!(
+            shown("truelayer").unwrap().contains("# keys are fetched from https://webhooks.truelayer.com/")
+        );
+        assert!(shown("fusionauth").unwrap().contains("the source's jwks, unless it has secrets"));
         assert!(shown("nobody").is_none());
     }
 

@@ -18,6 +18,7 @@ use super::{Exit, load, runtime, say};
 use crate::config::{Config, Source};
 use crate::error::Code;
 use crate::keyring::{Keyring, Trouble};
+use crate::provider::FetchedKeys;
 use crate::tasks::Tasks;
 
 /// Which request, as of which source; or which vectors.
@@ -70,36 +71,38 @@ fn explain_request(options: &Options, name: &str, path: &Path) -> Result<(), Exi
     let text = read(path)?;
     let mut raw =
         request::parse(&text).map_err(|problem| Exit::settings(format!("{}: {problem}", path.display())))?;
-    let source = with_keys(&config, source, &mut raw)?;
+    let source = with_keys(&config, source, &mut raw, now)?;
     let told = explain::explain(&source, &raw, now, &config.fast_tier);
     say(told.lines.join("\n"))?;
     if told.accepted { Ok(()) } else { Err(Exit::failed("refused")) }
 }
 
-/// The source with the keys that the request points to, fetched as the gateway would.
-fn with_keys(config: &Config, source: &Arc<Source>, raw: &mut request::Raw<'_>) -> Result<Arc<Source>, Exit> {
-    if !source.scheme.has_certificates() || !source.certificates.is_empty() {
+/// The source with the keys that the request needs, fetched as the gateway would.
+fn with_keys(
+    config: &Config,
+    source: &Arc<Source>,
+    raw: &mut request::Raw<'_>,
+    now: Timestamp,
+) -> Result<Arc<Source>, Exit> {
+    if !source.fetches_keys() {
         return Ok(Arc::clone(source));
     }
     let received = explain::received(source, raw);
     let found = runtime(1)?.block_on(async {
         let keyring = Keyring::start(config, Arc::default(), Tasks::default())?;
-        anyhow::Ok(keyring.find(&received, Instant::now() + source.deadline).await)
+        anyhow::Ok(keyring.find(&received, now, Instant::now() + source.deadline).await)
     })?;
+    let mut equipped = source.as_ref().clone();
     match found {
-        Ok(keys) => {
-            let mut source = source.as_ref().clone();
-            source.certificates = keys.to_vec();
-            Ok(Arc::new(source))
-        }
+        Ok(FetchedKeys::None) => {}
+        Ok(FetchedKeys::Certified(keys)) => equipped.certificates = keys.to_vec(),
+        Ok(FetchedKeys::Set(key)) => equipped.keys = vec![key],
         Err(Trouble { code: Code::KeysUnavailable, cause }) => {
-            Err(Exit::unavailable(format!("the provider's certificate could not be fetched: {cause}")))
+            return Err(Exit::unavailable(format!("the provider's keys could not be fetched: {cause}")));
         }
-        Err(Trouble { cause, .. }) => {
-            raw.notes.extend(Some(cause).filter(|cause| !cause.is_empty()));
-            Ok(Arc::clone(source))
-        }
+        Err(Trouble { cause, .. }) => raw.notes.extend(Some(cause).filter(|cause| !cause.is_empty())),
     }
+    Ok(Arc::new(equipped))
 }
 
 /// A whole file, or standard input.

@@ -1,4 +1,4 @@
-//! `[keys]`, and what a source says of keys that its provider publishes: `certificates`, `senders`.
+//! `[keys]`, and what a source says of keys that its provider publishes: `certificates`, `jwks`, `senders`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,14 +8,19 @@ use rustls::pki_types::CertificateDer;
 
 use super::read::{TIMEOUT, count};
 use super::secret::Secrets;
+use crate::provider::jwt::KeySet;
+use crate::provider::pin::Pinned;
 use crate::provider::{PublicKey, Scheme, certificates};
 use crate::settings::Table;
 
 /// Most senders of one source: each costs a comparison, also for strangers.
 const SENDERS_MAX: usize = 256;
 
-/// Most bytes of a fetched certificate with its chain.
+/// Most bytes of a fetched certificate with its chain, or of a key set.
 const BODY_MAX: usize = 1 << 20;
+
+/// Longest time for which keys are kept.
+const KEPT_MAX: Duration = Duration::from_secs(30 * 86_400);
 
 /// `[keys]`: fetching what providers publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub struct Keys {
     pub body_max: usize,
     /// `cache_ttl = "24h"`: how long it is used again.
     pub cache_ttl: Duration,
+    /// `stale_ttl = "7d"`: how much longer the keys of a set are used while it cannot be fetched anew.
+    pub stale_ttl: Duration,
     /// `cached_max = 256`: most URLs that are remembered, of those that gave a key, and again of those that did not.
     pub cached_max: usize,
     /// `failure_ttl = "5s"`: how long a URL that gave no key is not asked again.
@@ -48,8 +55,11 @@ impl Keys {
             fetch_timeout: table.duration_within("fetch_timeout", TIMEOUT).unwrap_or(Duration::from_secs(2)),
             body_max: table.size_within("body_max", 1..=BODY_MAX).unwrap_or(64 << 10),
             cache_ttl: table
-                .duration_within("cache_ttl", Duration::from_secs(1)..=Duration::from_secs(30 * 86_400))
+                .duration_within("cache_ttl", Duration::from_secs(1)..=KEPT_MAX)
                 .unwrap_or(Duration::from_secs(86_400)),
+            stale_ttl: table
+                .duration_within("stale_ttl", Duration::from_millis(1)..=KEPT_MAX)
+                .unwrap_or(Duration::from_secs(7 * 86_400)),
             cached_max: count(table, "cached_max", 1..=100_000, 256),
             failure_ttl: table.duration_within("failure_ttl", TIMEOUT).unwrap_or(Duration::from_secs(5)),
             fetches_max: count(table, "fetches_max", 1..=1_000, 8),
@@ -114,6 +124,39 @@ pub(super) fn local_keys(
     Vec::new()
 }
 
+/// `jwks`: where the keys of the source's tokens are published. The scheme's URL, if that is for everybody.
+pub(super) fn key_set(table: &mut Table, scheme: Option<&Scheme>) -> Option<Pinned> {
+    const KEY: &str = "jwks";
+    let written = table.text(KEY).filter(|url| !url.is_empty());
+    let (Some(url), Some(scheme)) = (&written, scheme) else {
+        return scheme.and_then(Scheme::key_set).and_then(KeySet::url).cloned();
+    };
+    match scheme.key_set() {
+        None => {
+            table.error(KEY, "means nothing with this provider, which publishes no key set: remove it");
+            None
+        }
+        Some(KeySet::At(known)) => {
+            let why = "the same for everybody; remove it, or make a [scheme.NAME] with another URL";
+            table.error(KEY, format!("cannot be: this provider's key set is at {known}, {why}"));
+            Some(known.clone())
+        }
+        Some(KeySet::Ask) => match Pinned::exact(url) {
+            Ok(url) => {
+                if table.has("secrets") {
+                    table.warning(KEY, "has no effect: the source has secrets, and then nothing is fetched");
+                }
+                Some(url)
+            }
+            Err(why) => {
+                let wanted = "give the URL of the key set in full, e.g. \"https://auth.example.com/.well-known/jwks.json\"";
+                table.error(KEY, format!("{url:?} {why}: {wanted}"));
+                None
+            }
+        },
+    }
+}
+
 /// `senders`: whoever makes such a provider sign has an account there, and so has everybody who wants one.
 pub(super) fn senders(table: &mut Table, scheme: Option<&Scheme>) -> Option<Vec<String>> {
     const KEY: &str = "senders";
@@ -173,6 +216,52 @@ mod tests {
             let said = said(provider, &more);
             assert!(said.contains(wanted), "{provider} {more:?}: {said}");
         }
+    }
+
+    #[test]
+    fn a_key_set_stands_where_the_provider_or_the_source_says() {
+        const CLAIMS: &str = "source.a.claims = { aud = \"x\", email = \"y\" }";
+        const URL: &str = "source.a.jwks = \"https://auth.example.com/.well-known/jwks.json\"";
+        const SECRET: &str = "source.a.secrets = \"x\"";
+        let google = said("google-pubsub", &[CLAIMS]);
+        assert!(!google.contains("error") && !google.contains("secret"), "{google}");
+        assert_eq!(said("truelayer", &[]), "");
+        assert_eq!(said("fusionauth", &[URL]), "");
+        for (provider, more, wanted) in [
+            (
+                "google-pubsub",
+                vec![CLAIMS, URL],
+                "error: source.a.jwks: cannot be: this provider's key set is at https://",
+            ),
+            ("stripe", vec![SECRET, URL], "error: source.a.jwks: means nothing with this provider"),
+            (
+                "vonage",
+                vec![],
+                "source.a.secrets: no secret, and without one anybody could send events: give one or a list",
+            ),
+            ("fusionauth", vec![], "; or jwks, the URL of the provider's key set"),
+            ("fusionauth", vec![SECRET, URL], "warning: source.a.jwks: has no effect"),
+            (
+                "fusionauth",
+                vec!["source.a.jwks = \"http://a.example/\""],
+                "does not start with https://: give the URL",
+            ),
+            (
+                "fusionauth",
+                vec!["source.a.jwks = \"https://a.example:9011/x\""],
+                "another port than 443: give",
+            ),
+            (
+                "fusionauth",
+                vec![URL, "keys.fetch_timeout = \"5s\""],
+                "error: keys.fetch_timeout: keys.fetch_timeout (5s) must",
+            ),
+            ("fusionauth", vec![URL, "keys.stale_ttl = \"31d\""], "keys.stale_ttl"),
+        ] {
+            let said = said(provider, &more);
+            assert!(said.contains(wanted), "{provider} {more:?}: {said}");
+        }
+        assert_eq!(said("fusionauth", &[SECRET, "keys.fetch_timeout = \"5s\""]), "", "nothing is fetched");
     }
 
     #[test]

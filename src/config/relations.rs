@@ -396,7 +396,7 @@ fn provider_clock(source: &Reading, traits: &Traits) {
 
 /// A request that waits for its key has nothing else done meanwhile.
 fn fetches(draft: &Draft, source: &Reading, traits: &Traits) {
-    if !traits.has(Quirk::FetchesKeys) || !source.draft.certificates.is_empty() {
+    if !source.draft.fetches(traits) {
         return;
     }
     let timeout = Part::new(&draft.tables.keys, "fetch_timeout", draft.config.keys.fetch_timeout);

@@ -10,11 +10,12 @@ use std::time::Duration;
 use http::HeaderName;
 
 use super::effect::{RUST, check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
-use super::keys::{local_keys, senders};
+use super::keys::{key_set, local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
 use super::{Ack, Effect, Guard, LockRule, OnMismatch, Server, Source, Tolerance};
+use crate::provider::pin::Pinned;
 use crate::provider::{Facts, Key, PublicKey, Scheme};
 use crate::settings::{Table, nearest};
 
@@ -70,7 +71,7 @@ pub(super) enum Quirk {
     /// Signed bytes can be watched.
     Guardable,
     /// The key is fetched from where the request says.
-    FetchesKeys,
+    PointsToKeys,
 }
 
 impl Traits {
@@ -102,7 +103,7 @@ fn traits(scheme: &Scheme) -> Traits {
         (Quirk::Timeless, !scheme.has_time()),
         (Quirk::AnswersUrl, scheme.handshakes.need_url()),
         (Quirk::Guardable, scheme.can_guard()),
-        (Quirk::FetchesKeys, scheme.has_certificates()),
+        (Quirk::PointsToKeys, scheme.has_certificates()),
     ];
     Traits {
         name: scheme.name.clone(),
@@ -132,6 +133,7 @@ pub(super) struct Draft {
     pub(super) name: Arc<str>,
     keys: Vec<Key>,
     pub(super) certificates: Vec<PublicKey>,
+    jwks: Option<Pinned>,
     senders: Option<Vec<String>>,
     handshake_secrets: BTreeMap<String, Key>,
     claims: BTreeMap<String, String>,
@@ -153,6 +155,12 @@ pub(super) struct Draft {
 }
 
 impl Draft {
+    /// Whether keys of its requests are fetched.
+    pub(super) fn fetches(&self, traits: &Traits) -> bool {
+        let certificates = traits.has(Quirk::PointsToKeys) && self.certificates.is_empty();
+        certificates || (self.jwks.is_some() && self.keys.is_empty())
+    }
+
     /// What the keys about the effect come to.
     pub(super) fn effect(&self) -> Effect {
         let Some(name) = &self.effect else { return Effect::None };
@@ -173,6 +181,7 @@ impl Reading {
         Some(Source {
             name: draft.name,
             scheme: self.scheme?,
+            jwks: draft.jwks.filter(|_| draft.keys.is_empty()),
             keys: draft.keys,
             certificates: draft.certificates,
             senders: draft.senders,
@@ -268,11 +277,14 @@ fn read(
     let traits = scheme.as_deref().map(schemes.providers.traits);
     let effect = effect(&mut table);
     check_on_error(&mut table);
+    let jwks = key_set(&mut table, scheme.as_deref());
+    let published = jwks.is_some() || table.failed("jwks");
     let preset_body_max = traits.as_ref().and_then(|traits| traits.facts.body_max);
     let draft = Draft {
         name: name.into(),
-        keys: keys(&mut table, secrets, scheme.as_deref()),
+        keys: keys(&mut table, secrets, scheme.as_deref(), published),
         certificates: local_keys(&mut table, secrets, scheme.as_deref()),
+        jwks,
         senders: senders(&mut table, scheme.as_deref()),
         handshake_secrets: handshake_secrets(&mut table, secrets, scheme.as_deref()),
         claims: claims(&mut table, scheme.as_deref()),
@@ -324,7 +336,7 @@ fn provider(table: &mut Table, schemes: &Schemes<'_>) -> Option<Arc<Scheme>> {
 }
 
 /// All secrets are fetched and decoded, so that every mistake among them is reported.
-fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Vec<Key> {
+fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>, published: bool) -> Vec<Key> {
     const KEY: &str = "secrets";
     let found = table.secrets(KEY).unwrap_or_default();
     if scheme.is_some_and(|scheme| !scheme.takes_secrets()) {
@@ -334,8 +346,11 @@ fn keys(table: &mut Table, secrets: &Secrets<'_>, scheme: Option<&Scheme>) -> Ve
         return Vec::new();
     }
     // A provider that hands its secret over may do so later.
-    if found.is_empty() && !scheme.is_some_and(Scheme::hands_over) {
-        let wanted = "give one or a list of { env = \"NAME\" }, { file = \"path\" } or \"text\"";
+    if found.is_empty() && !published && !scheme.is_some_and(Scheme::hands_over) {
+        let asks = scheme.is_some_and(|scheme| scheme.key_set().is_some());
+        let instead = if asks { "; or jwks, the URL of the provider's key set" } else { "" };
+        let wanted =
+            format!("give one or a list of {{ env = \"NAME\" }}, {{ file = \"path\" }} or \"text\"{instead}");
         table.missing(KEY, format!("no secret, and without one anybody could send events: {wanted}"));
     }
     if found.len() > SECRETS_MAX {

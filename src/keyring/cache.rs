@@ -1,4 +1,4 @@
-//! What is known of URLs: keys, failures, and fetches that are under way.
+//! What is known of the URLs of certificates: keys, failures, and fetches that are under way.
 //!
 //! Invariant: bounded in number and in time; a key is never used after the end of its certificate; failures, which any
 //! stranger can cause, push out failures only, never keys.
@@ -34,7 +34,7 @@ pub(super) struct Certified {
 pub(super) type Outcome = Result<Certified, Trouble>;
 
 /// Where the outcome of a fetch will be.
-pub(super) type Landing = watch::Receiver<Option<Outcome>>;
+pub(super) type Landing<T = Certified> = watch::Receiver<Option<Result<T, Trouble>>>;
 
 /// What there is of a URL.
 pub(super) enum Look {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use http::header::{ACCEPT, CONNECTION, HOST, USER_AGENT};
-use http::{Request, StatusCode};
+use http::header::{ACCEPT, CACHE_CONTROL, CONNECTION, HOST, USER_AGENT};
+use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -71,6 +71,14 @@ impl FetchError {
     }
 }
 
+/// What stands at a URL.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) body: Bytes,
+    /// How long it may be kept, if the server says it (RFC 9111, 5.2.2.1).
+    pub(super) max_age: Option<Duration>,
+}
+
 pub(super) struct Fetcher {
     tls: TlsConnector,
     /// Whom a server's certificate may come from, and a signing one too.
@@ -118,13 +126,13 @@ impl Fetcher {
         &self.authorities.roots
     }
 
-    /// The body of a 200.
-    pub(super) async fn get(&self, url: &Pinned) -> Result<Bytes, FetchError> {
+    /// What a 200 brings.
+    pub(super) async fn get(&self, url: &Pinned) -> Result<Page, FetchError> {
         let got = timeout(self.limit, self.exchange(url)).await;
         got.unwrap_or(Err(FetchError::Timeout(self.limit)))
     }
 
-    async fn exchange(&self, url: &Pinned) -> Result<Bytes, FetchError> {
+    async fn exchange(&self, url: &Pinned) -> Result<Page, FetchError> {
         let stream = self.connect(url.host()).await?;
         let mut client = http1::Builder::new();
         let (mut sender, connection) =
@@ -141,14 +149,12 @@ impl Fetcher {
             if response.status() != StatusCode::OK {
                 return Err(FetchError::Status(response.status()));
             }
-            let body = Limited::new(response.into_body(), self.body_max).collect().await;
-            body.map(http_body_util::Collected::to_bytes).map_err(|error| {
-                if error.is::<LengthLimitError>() {
-                    FetchError::TooLarge(self.body_max)
-                } else {
-                    FetchError::Connection(error.to_string())
-                }
-            })
+            let max_age = max_age(response.headers());
+            match Limited::new(response.into_body(), self.body_max).collect().await {
+                Ok(body) => Ok(Page { body: body.to_bytes(), max_age }),
+                Err(error) if error.is::<LengthLimitError>() => Err(FetchError::TooLarge(self.body_max)),
+                Err(error) => Err(FetchError::Connection(error.to_string())),
+            }
         };
         // The connection may end before its answer is read.
         let driven = async {
@@ -171,6 +177,36 @@ impl Fetcher {
     }
 }
 
+fn max_age(headers: &HeaderMap) -> Option<Duration> {
+    let said = headers.get_all(CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
+    let mut directives = said.flat_map(|text| text.split(',')).filter_map(|text| text.trim().split_once('='));
+    let (_, seconds) = directives.find(|(name, _)| name.eq_ignore_ascii_case("max-age"))?;
+    seconds.trim_matches('"').parse().ok().map(Duration::from_secs)
+}
+
 fn lost(error: impl Into<anyhow::Error>) -> FetchError {
     FetchError::Connection(format!("{:#}", error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn how_long_a_page_may_be_kept_is_read_where_it_is_said() {
+        for (said, wanted) in [
+            ("public, max-age=20138, must-revalidate, no-transform", Some(20_138)),
+            ("MAX-AGE=\"7\"", Some(7)),
+            ("s-maxage=9", None),
+            ("max-age=-1", None),
+            ("max-age=soon", None),
+            ("no-store", None),
+        ] {
+            let headers = HeaderMap::from_iter([(CACHE_CONTROL, HeaderValue::from_static(said))]);
+            assert_eq!(max_age(&headers), wanted.map(Duration::from_secs), "{said}");
+        }
+        assert_eq!(max_age(&HeaderMap::new()), None);
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use spki::ObjectIdentifier;
 
+use super::pin::Pinned;
 use super::place::Place;
 use super::signature::{SigRule, TagEncoding};
 use super::template::Template;
@@ -114,6 +115,15 @@ pub(crate) struct ChainRule {
     pub(crate) issuer: ObjectIdentifier,
 }
 
+/// Where the keys are published for those sources that have none of their own (RFC 7517).
+#[derive(Debug)]
+pub(crate) enum KeySet {
+    /// At this URL, for everybody.
+    At(Pinned),
+    /// Wherever a source says: everybody who uses the provider has a server, or a tenant, of his own.
+    Ask,
+}
+
 /// All that is special to the kind.
 #[derive(Debug)]
 pub(crate) struct JwtRule {
@@ -131,6 +141,8 @@ pub(crate) struct JwtRule {
     pub(crate) leeway: Duration,
     /// Keys come with the token.
     pub(crate) chain: Option<ChainRule>,
+    /// Keys are published.
+    pub(crate) jwks: Option<KeySet>,
 }
 
 impl JwtRule {
@@ -149,6 +161,7 @@ impl JwtRule {
             );
         }
         let token = read_place(table);
+        let jwks = table.table("jwks").and_then(KeySet::read);
         let mut inner = table.table("jwt")?;
         let algs = read_algs(&mut inner);
         let need = inner.texts("need").unwrap_or_default();
@@ -159,8 +172,15 @@ impl JwtRule {
             inner.error("algs", "a certificate's key is none for HS256 and its kind: drop those, or chain");
         }
         inner.finish();
+        if jwks.is_some() && chain.is_some() {
+            table.error("jwks", "means nothing with jwt.chain, whose keys come with the token: drop one");
+        }
+        if jwks.is_some() && algs.iter().all(|alg| alg.hmac().is_some()) && !algs.is_empty() {
+            let why = "holds no key for HS256 and its kind, which both sides keep secret: drop it, or list others in algs";
+            table.error("jwks", why);
+        }
         let token = token?;
-        (!algs.is_empty()).then_some(Self { token, algs, sign, need, ask, leeway, chain })
+        (!algs.is_empty()).then_some(Self { token, algs, sign, need, ask, leeway, chain, jwks })
     }
 
     /// Whether secrets are texts that both sides know.
@@ -234,6 +254,39 @@ fn read_place(table: &mut Table) -> Option<TokenPlace> {
     Some(TokenPlace { place: place?, pointers, prefix })
 }
 
+impl KeySet {
+    /// The one for everybody.
+    pub(crate) fn url(&self) -> Option<&Pinned> {
+        match self {
+            Self::At(url) => Some(url),
+            Self::Ask => None,
+        }
+    }
+
+    /// `jwks = { url = "https://…" }`, or `{ url = "ask" }`
+    fn read(mut table: Table) -> Option<Self> {
+        const KEY: &str = "url";
+        const WANTED: &str = "give one that starts with https://, or \"ask\" if each source has another";
+        let text = table.text(KEY);
+        if text.is_none() && !table.failed(KEY) {
+            table.error(KEY, format!("is missing: the URL of the key set; {WANTED}"));
+        }
+        let set = match text.as_deref() {
+            Some("ask") => Some(Self::Ask),
+            Some(url) => match Pinned::exact(url) {
+                Ok(url) => Some(Self::At(url)),
+                Err(why) => {
+                    table.error(KEY, format!("{url:?} {why}: {WANTED}"));
+                    None
+                }
+            },
+            None => None,
+        };
+        table.finish();
+        set
+    }
+}
+
 impl ChainRule {
     /// `chain = { leaf = "1.2.3", issuer = "1.2.4" }`
     fn read(mut table: Table) -> Option<Self> {
@@ -296,6 +349,30 @@ mod tests {
                 "\"ES256\"], leeway = \"1s\"",
                 "\"HS256\"], chain = { leaf = \"1.2.3\", issuer = \"1.2.4\" }",
                 "none for HS256",
+            ),
+            (
+                "id =",
+                "jwks = { url = \"http://a.example/x\" }\nid =",
+                "jwks.url: \"http://a.example/x\" does not start",
+            ),
+            ("id =", "jwks = {}\nid =", "jwks.url: is missing"),
+            ("id =", "every = \"/x\"\njwks = { url = \"ask\" }\nid =", "jwks: cannot be beside every"),
+            ("id =", "jwks = { uri = \"ask\" }\nid =", "did you mean \"url\"?"),
+            ("id =", "jwks = \"ask\"\nid =", "jwks: "),
+            (
+                "\"ES256\"], leeway = \"1s\" }",
+                "\"HS256\"] }\njwks = { url = \"ask\" }",
+                "holds no key for HS256",
+            ),
+            (
+                "leeway = \"1s\" }",
+                "chain = { leaf = \"1.2.3\", issuer = \"1.2.4\" } }\njwks = { url = \"ask\" }",
+                "means nothing with jwt.chain",
+            ),
+            (
+                "id =",
+                "require = { \"jose:/jku\" = \"https://a.example/y\" }\njwks = { url = \"https://a.example/x\" }\nid =",
+                "jwks: is https://a.example/x, and",
             ),
             ("\"header:X-Token\"", "\"claim:/token\"", "the token cannot stand at"),
             ("\"header:X-Token\"", "\"body:sha256\"", "the token cannot stand at"),

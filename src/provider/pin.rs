@@ -2,11 +2,13 @@
 //!
 //! A URL in a request is a stranger's text. Invariant: only what matches the scheme's patterns from its first to its last
 //! character becomes a [`Pinned`], and a `Pinned` holds no character that two readers of URLs could take differently.
-//! Nothing is decoded, lower-cased or cut first, so what was checked is what is fetched.
+//! Nothing is decoded, lower-cased or cut first, so what was checked is what is fetched. A URL that a scheme or a source
+//! names in full is held against the same rules.
 
 use std::fmt;
 
 use regex_lite::Regex;
+use rustls::pki_types::ServerName;
 
 use crate::settings::Table;
 
@@ -124,37 +126,44 @@ impl Pins {
     /// Why it is none.
     pub(crate) fn check(&self, url: &str) -> Result<Pinned, &'static str> {
         let most = if self.visit { VISIT_URL_MAX } else { KEY_URL_MAX };
-        if url.len() > most {
-            return Err("is too long");
-        }
-        let rest = url.strip_prefix("https://").ok_or("does not start with https://")?;
-        if rest.contains('#') {
-            return Err("has a fragment");
-        }
-        let at = rest.find(['/', '?']).ok_or("has no path")?;
-        let (authority, target) = rest.split_at_checked(at).ok_or("has no path")?;
-        if authority.contains('@') {
-            return Err("has a user name");
-        }
-        let host = match authority.split_once(':') {
-            Some((host, "443")) => host,
-            Some(_) => return Err("has another port than 443"),
-            None => authority,
-        };
+        let (host, path, query) = parts(url, most)?;
         if !self.hosts.iter().any(|pattern| pattern.fits(host)) {
             return Err("has a host that the scheme does not pin");
         }
-        let (path, query) =
-            target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
         if !self.paths.iter().any(|pattern| pattern.fits(path)) {
             return Err("has a path that the scheme does not pin");
         }
         match query {
             Some(_) if !self.visit => Err("has a query"),
             Some(query) if !query.bytes().all(is_plain) => Err("has an odd character in its query"),
-            _ => Ok(Pinned { host: host.to_owned(), target: target.to_owned() }),
+            query => Ok(Pinned::new(host, path, query)),
         }
     }
+}
+
+/// Host, path and query of a URL; all that two readers could take differently is refused.
+fn parts(url: &str, most: usize) -> Result<(&str, &str, Option<&str>), &'static str> {
+    if url.len() > most {
+        return Err("is too long");
+    }
+    let rest = url.strip_prefix("https://").ok_or("does not start with https://")?;
+    if rest.contains('#') {
+        return Err("has a fragment");
+    }
+    let at = rest.find(['/', '?']).ok_or("has no path")?;
+    let (authority, target) = rest.split_at_checked(at).ok_or("has no path")?;
+    if authority.contains('@') {
+        return Err("has a user name");
+    }
+    let host = match authority.split_once(':') {
+        Some((host, "443")) => host,
+        Some(_) => return Err("has another port than 443"),
+        None => authority,
+    };
+    Ok(match target.split_once('?') {
+        Some((path, query)) => (host, path, Some(query)),
+        None => (host, target, None),
+    })
 }
 
 /// What stands unescaped in a query, and the percent sign.
@@ -171,6 +180,29 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
+    fn new(host: &str, path: &str, query: Option<&str>) -> Self {
+        let target = query.map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+        Self { host: host.to_owned(), target }
+    }
+
+    /// The one URL that a scheme or the settings name in full; it may have a query.
+    ///
+    /// # Errors
+    /// Why nothing can be fetched from it.
+    pub(crate) fn exact(url: &str) -> Result<Self, &'static str> {
+        let (host, path, query) = parts(url, KEY_URL_MAX)?;
+        if host.bytes().any(|byte| byte.is_ascii_uppercase()) || ServerName::try_from(host).is_err() {
+            return Err("has no host that can be asked: give a name in lower case");
+        }
+        if !path.starts_with('/') {
+            return Err("has no path");
+        }
+        if !path.bytes().chain(query.unwrap_or_default().bytes()).all(is_plain) {
+            return Err("has an odd character in it");
+        }
+        Ok(Self::new(host, path, query))
+    }
+
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -355,6 +387,32 @@ mod tests {
         assert_eq!(pins.check(good).unwrap().to_string(), "https://sns.us-east-1.amazonaws.com/", "no token");
         for bad in ["?a=b#c", "/?a=b c", "/?a=\r\n", "/?a=\\", "/x?a=b", "/?a=\u{e4}", "/?a=\"", "/?a=?"] {
             assert!(pins.check(&format!("https://sns.us-east-1.amazonaws.com{bad}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_url_in_full_is_taken_as_it_is_or_refused() {
+        for good in ["https://a.example/x.json", "https://a.example/", "https://127.0.0.1/x?p=B2C_1&v=2"] {
+            assert_eq!(
+                Pinned::exact(good).map(|url| format!("https://{}{}", url.host(), url.target())),
+                Ok(good.to_owned())
+            );
+        }
+        assert_eq!(Pinned::exact("https://a.example:443/x").unwrap().host(), "a.example");
+        for (bad, why) in [
+            ("http://a.example/x", "https://"),
+            ("https://a.example", "no path"),
+            ("https://a.example?x", "no path"),
+            ("https:///x", "no host"),
+            ("https://A.example/x", "lower case"),
+            ("https://a b.example/x", "no host"),
+            ("https://a.example:8443/x", "another port"),
+            ("https://u@a.example/x", "user name"),
+            ("https://a.example/x#y", "fragment"),
+            ("https://a.example/x y", "odd character"),
+            ("https://a.example/x?\r\n", "odd character"),
+        ] {
+            assert!(Pinned::exact(bad).unwrap_err().contains(why), "{bad}");
         }
     }
 

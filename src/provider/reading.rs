@@ -13,8 +13,9 @@ use super::ack::Ack;
 use super::cert::{HashBy, Pointing, has_secret, places};
 use super::facts::Covered;
 use super::handshake::Handshakes;
-use super::jwt::JwtRule;
+use super::jwt::{JwtRule, KeySet};
 use super::key::KeyRule;
+use super::pin::Pinned;
 use super::place::{Place, Rule};
 use super::signature::{Algorithm, Hash, SaidHash, SigRule, TsFrom, TsRule};
 use super::sound::Together;
@@ -93,6 +94,7 @@ impl Scheme {
             require.iter().map(|(place, _)| place).chain(hashes.into_iter().flatten().map(|hash| &hash.from));
         let others: Vec<&Place> = others.chain(&key_id).collect();
         check_tokens(&table, &kind, ts.as_ref(), &others, &event);
+        check_key_set(&table, &kind, &require);
         let covered = Covered {
             kind: &kind,
             sig: &sig,
@@ -449,6 +451,19 @@ fn check_tokens(table: &Table, kind: &Kind, ts: Option<&TsRule>, others: &[&Plac
     let signed = kind.templates().iter().flat_map(Template::places);
     if others.iter().copied().chain(times).chain(rules).chain(signed).any(Place::in_token) {
         table.error("kind", "claim: and jose: are places in a token: they need kind = \"jwt\"");
+    }
+}
+
+/// Whose keys a token says they are, and where they are fetched, has to be the same.
+fn check_key_set(table: &Table, kind: &Kind, require: &[(Place, String)]) {
+    let Kind::Jwt(rule) = kind else { return };
+    if rule.jwks.is_some() && table.has("every") {
+        table.error("jwks", "cannot be beside every: keys are fetched for one token in a request");
+    }
+    let Some(url) = rule.jwks.as_ref().and_then(KeySet::url) else { return };
+    let said = require.iter().filter(|(place, _)| place.to_string() == "jose:/jku");
+    for (place, text) in said.filter(|(_, text)| Pinned::exact(text).as_ref() != Ok(url)) {
+        table.error("jwks", format!("is {url}, and {place} has to be {text}: give the same URL"));
     }
 }
 

@@ -1,27 +1,30 @@
 //! Keys of tokens: how they are written (a text, PEM, JWK and JWKS of RFC 7517), and what they verify.
 //!
-//! Invariant: a key is used only with algorithms of its own kind, and a text that is a public key never becomes a shared
-//! secret: everybody knows it, so that anybody could sign with it.
+//! Invariant: a key is used only with algorithms of its own kind, and what everybody can read never becomes a shared
+//! secret, be it the text of a public key or a secret in a set that is published: anybody could sign with it.
+
+mod jwk;
 
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use p521::ecdsa::signature::Verifier as _;
 use ring::hmac;
 use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm};
-use serde::Deserialize;
 use spki::{ObjectIdentifier, SubjectPublicKeyInfoRef};
 use subtle::{Choice, ConstantTimeEq as _};
 
 use super::jwt::{Alg, JwtRule};
 use super::key::KeyRule;
 use super::public_key::{self, Pem};
+use jwk::Jwks;
 
 /// Bits of the smallest RSA modulus that ring verifies with.
 const RSA_BITS_MIN: usize = 2048;
 /// Most keys in one set: each may cost a computation per request.
 const KEYS_MAX: usize = 16;
+/// Most keys in a set that is published, where keys for other uses stand too. A token that names its key is tried with no
+/// other.
+const PUBLISHED_MAX: usize = 64;
 
 const ID_ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
 const ID_RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
@@ -93,6 +96,23 @@ impl TokenKey {
                 Err(format!("{count} keys in one set, and {KEYS_MAX} are the limit"))
             }
             _ => Ok(usable),
+        }
+    }
+
+    /// Reads a set that everybody can read: its public keys for signatures.
+    ///
+    /// # Errors
+    /// There is none that can be used.
+    pub(super) fn published(text: &str) -> Result<Vec<Self>, String> {
+        let set = Jwks::parse(text)?.ok_or("this is no key set: JSON with \"keys\" (RFC 7517)")?;
+        let public = |key: &Self| !matches!(key.material, Material::Secret(_));
+        let found: Vec<Self> = set.keys()?.into_iter().filter(public).collect();
+        match found.len() {
+            0 => Err("there is no public key for signatures in this set".to_owned()),
+            count if count > PUBLISHED_MAX => {
+                Err(format!("{count} keys in one set, and {PUBLISHED_MAX} are the limit"))
+            }
+            _ => Ok(found),
         }
     }
 
@@ -260,136 +280,4 @@ fn sound_point(form: Form, point: &[u8]) -> Result<(), String> {
         Form::Rsa => true,
     };
     if sound { Ok(()) } else { Err(format!("the public key is no point of {form:?}")) }
-}
-
-/// One JWK or a set of them.
-struct Jwks(Vec<Jwk>);
-
-#[derive(Deserialize)]
-struct Set {
-    keys: Vec<Jwk>,
-}
-
-#[derive(Deserialize)]
-struct Jwk {
-    kty: String,
-    kid: Option<String>,
-    alg: Option<String>,
-    #[serde(rename = "use")]
-    usage: Option<String>,
-    key_ops: Option<Vec<String>>,
-    crv: Option<String>,
-    x: Option<String>,
-    y: Option<String>,
-    n: Option<String>,
-    e: Option<String>,
-    k: Option<String>,
-    d: Option<String>,
-    /// Some providers say in the key itself that it is retired.
-    expired_at: Option<serde_json::Value>,
-}
-
-impl Jwks {
-    /// `None` if the text is something else.
-    ///
-    /// # Errors
-    /// It was meant to be that: as a shared secret it would be one that others know.
-    fn parse(text: &str) -> Result<Option<Self>, String> {
-        let meant = text.contains("\"kty\"") || text.contains("\"keys\"");
-        if !meant || !text.trim_start().starts_with('{') {
-            return Ok(None);
-        }
-        if let Ok(set) = serde_json::from_str::<Set>(text) {
-            return Ok(Some(Self(set.keys)));
-        }
-        // The whole message would show a part of the text.
-        let place = |error: serde_json::Error| {
-            format!("this JWK cannot be read: see its line {}, column {}", error.line(), error.column())
-        };
-        let one = serde_json::from_str(text).map_err(place)?;
-        Ok(Some(Self(vec![one])))
-    }
-
-    /// Those that can be used; of one that stands alone, why it cannot.
-    fn keys(self) -> Result<Vec<TokenKey>, String> {
-        if let [one] = self.0.as_slice() {
-            return one.key().map(|key| vec![key]);
-        }
-        Ok(self.0.iter().filter_map(|key| key.key().ok()).collect())
-    }
-}
-
-impl Jwk {
-    fn key(&self) -> Result<TokenKey, String> {
-        let signs = self.usage.as_deref().is_none_or(|usage| usage == "sig");
-        let verifies = |ops: &Vec<String>| ops.iter().any(|op| op == "verify");
-        if !signs || !self.key_ops.as_ref().is_none_or(verifies) {
-            return Err("this JWK is not for signatures (\"use\", \"key_ops\")".to_owned());
-        }
-        if self.expired_at.as_ref().is_some_and(|at| !at.is_null()) {
-            return Err("this JWK says that it has expired".to_owned());
-        }
-        if self.d.is_some() {
-            return Err(
-                "this JWK is a private key, which only the provider should have: give the public one"
-                    .to_owned(),
-            );
-        }
-        let alg = match self.alg.as_deref() {
-            None => None,
-            Some(name) => {
-                Some(Alg::named(name).ok_or(format!("this JWK is for {name:?}, which is not known"))?)
-            }
-        };
-        Ok(TokenKey { id: self.kid.as_deref().map(Into::into), alg, material: self.material()? })
-    }
-
-    fn material(&self) -> Result<Material, String> {
-        match (self.kty.as_str(), self.crv.as_deref()) {
-            ("EC", Some("P-256")) => self.point(Form::P256, 32),
-            ("EC", Some("P-384")) => self.point(Form::P384, 48),
-            ("EC", Some("P-521")) => self.point(Form::P521, 66),
-            ("OKP", Some("Ed25519")) => {
-                let bytes = member("x", self.x.as_ref())?;
-                sound_point(Form::Ed25519, &bytes)?;
-                Ok(Material::Public(Form::Ed25519, bytes.into()))
-            }
-            ("RSA", _) => {
-                let (n, e) = (member("n", self.n.as_ref())?, member("e", self.e.as_ref())?);
-                let (n, e) = (without_zeros(&n), without_zeros(&e));
-                if n.len() * 8 < RSA_BITS_MIN {
-                    return Err(format!("the RSA key has less than {RSA_BITS_MIN} bits"));
-                }
-                Ok(Material::Rsa(n.into(), e.into()))
-            }
-            ("oct", _) => match member("k", self.k.as_ref())? {
-                secret if secret.is_empty() => Err("the key is empty".to_owned()),
-                secret => Ok(Material::Secret(secret.into())),
-            },
-            (kty, _) => Err(format!("this JWK is of kind {kty:?}: EC, OKP, RSA and oct are known")),
-        }
-    }
-
-    /// Coordinates that are too short were written without their leading zeros.
-    fn point(&self, form: Form, length: usize) -> Result<Material, String> {
-        let mut point = vec![4];
-        for (name, text) in [("x", &self.x), ("y", &self.y)] {
-            let bytes = member(name, text.as_ref())?;
-            point.extend(std::iter::repeat_n(0, length.saturating_sub(bytes.len())));
-            point.extend(bytes);
-        }
-        sound_point(form, &point)?;
-        Ok(Material::Public(form, point.into()))
-    }
-}
-
-fn member(name: &str, text: Option<&String>) -> Result<Vec<u8>, String> {
-    let text = text.ok_or_else(|| format!("this JWK lacks {name:?}"))?;
-    let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).ok();
-    bytes.ok_or_else(|| format!("{name:?} of this JWK is not base64url"))
-}
-
-fn without_zeros(bytes: &[u8]) -> &[u8] {
-    let start = bytes.iter().position(|byte| *byte != 0).unwrap_or(bytes.len());
-    bytes.get(start..).unwrap_or_default()
 }

@@ -24,6 +24,7 @@ use crate::provider::jwt::{Alg, JwtRule};
 use crate::provider::place::Place;
 use crate::provider::signature::Stamp;
 use crate::provider::token_key::TokenKey;
+use crate::provider::{FetchedKeys, Key};
 use crate::verify::chain;
 
 /// Largest token. What it stands in has a limit of its own, and a header's is lower.
@@ -31,27 +32,71 @@ const TOKEN_MAX: usize = 256 << 10;
 /// Largest signature: RSA with 8192 bits.
 const SIGNATURE_MAX: usize = 1024;
 
-/// Checks the token; gives the index of the secret that matched.
+/// Checks the token; gives the index of the secret that matched, or 0 for the set that was fetched.
 pub(super) fn check(
     source: &Source,
     rule: &JwtRule,
     parts: &Parts<'_>,
+    fetched: &FetchedKeys,
     now: Timestamp,
 ) -> Result<usize, Code> {
+    let keys = if source.keys.is_empty() { fetched.set() } else { &source.keys };
+    if keys.is_empty() {
+        return wanted(source, rule, parts, now).and(Err(Code::SignatureMismatch));
+    }
     let text = text(parts)?;
     let token = Token::parse(&text, rule)?;
+    let stamp = read_stamp(source, parts)?;
+    let key = check_signature(source, &token, keys, parts, stamp, now)?;
+    check_meaning(source, &token, parts, stamp, now)?;
+    Ok(key)
+}
+
+/// The key that a token names, of those that the provider publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WantedKey {
+    id: Option<String>,
+    alg: Alg,
+}
+
+impl WantedKey {
+    /// Whether one of the keys can be the one.
+    pub(crate) fn is_in(&self, keys: &Key) -> bool {
+        keys.as_tokens().iter().any(|key| key.may_be(self.id.as_deref()) && key.fits(self.alg))
+    }
+}
+
+/// The key that the token names. Nobody vouches for it yet, and no key is needed to refuse what would be refused with one.
+pub(super) fn wanted(
+    source: &Source,
+    rule: &JwtRule,
+    parts: &Parts<'_>,
+    now: Timestamp,
+) -> Result<WantedKey, Code> {
+    let text = text(parts)?;
+    let token = Token::parse(&text, rule)?;
+    if source.key_set().is_some() && token.alg.hmac().is_some() {
+        return Err(Code::SignedOtherwise);
+    }
+    let stamp = read_stamp(source, parts)?;
+    token.signature()?;
+    token.contents(inputs(source, parts))?;
+    check_meaning(source, &token, parts, stamp, now)?;
+    Ok(WantedKey { id: token.key_id().map(str::to_owned), alg: token.alg })
+}
+
+fn read_stamp(source: &Source, parts: &Parts<'_>) -> Result<Option<Stamp>, Code> {
     let scheme = source.scheme.as_ref();
     let time = match &scheme.ts {
         Some(ts) => timestamp(ts, &scheme.sig, parts, &[])?,
         None => None,
     };
-    let stamp = stamp(scheme, time.as_deref())?;
-    let key = check_signature(source, &token, parts, stamp, now)?;
-    check_said(source, parts)?;
-    check_claims(source, &token, parts)?;
-    check_clock(source, &token, now)?;
-    check_age(source, stamp, now)?;
-    Ok(key)
+    stamp(scheme, time.as_deref())
+}
+
+/// What something else than claims is put together from, where that is signed.
+fn inputs<'p, 'a>(source: &'p Source, parts: &'p Parts<'a>) -> Inputs<'p, 'a> {
+    Inputs { parts, time: None, id: None, secret: None, time_header: source.scheme.time_header() }
 }
 
 /// The token as it stands in the request.
@@ -150,16 +195,15 @@ fn detached(head: &str, content: &[Cow<'_, [u8]>]) -> Vec<u8> {
 fn check_signature(
     source: &Source,
     token: &Token<'_>,
+    keys: &[Key],
     parts: &Parts<'_>,
     stamp: Option<Stamp>,
     now: Timestamp,
 ) -> Result<usize, Code> {
     let signature = token.signature()?;
-    let time_header = source.scheme.time_header();
-    let inputs = Inputs { parts, time: None, id: None, secret: None, time_header };
-    let contents = token.contents(inputs)?;
+    let contents = token.contents(inputs(source, parts))?;
     let mut matched = Match::default();
-    for (index, key) in (0..).zip(&source.keys) {
+    for (index, key) in (0..).zip(keys) {
         for key in key.as_tokens().iter().filter(|key| key.may_be(token.key_id()) && key.fits(token.alg)) {
             let leaf = leaf(token, key, stamp, now)?;
             let key = leaf.as_ref().unwrap_or(key);
@@ -183,6 +227,20 @@ fn leaf(
     // Certificates expire, and what they signed before stays signed.
     let time = stamp.and_then(|stamp| Timestamp::from_millisecond(stamp.millis).ok()).unwrap_or(now);
     Ok(Some(chain::leaf_key(rule, root, &certificates, time).unwrap_or_else(TokenKey::none)))
+}
+
+/// Everything but the signature.
+fn check_meaning(
+    source: &Source,
+    token: &Token<'_>,
+    parts: &Parts<'_>,
+    stamp: Option<Stamp>,
+    now: Timestamp,
+) -> Result<(), Code> {
+    check_said(source, parts)?;
+    check_claims(source, token, parts)?;
+    check_clock(source, token, now)?;
+    check_age(source, stamp, now)
 }
 
 /// The hashes of body and URL, and other places whose text is fixed.

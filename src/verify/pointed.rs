@@ -3,7 +3,10 @@
 //! Invariant: a request chooses among what the scheme and the source list, and nothing else. No key is needed here, so all
 //! of it is looked at before one is fetched.
 
+use jiff::Timestamp;
+
 use super::content::Inputs;
+use super::jwt::{self, WantedKey};
 use super::{candidates, decode_any, refuse_repeated, signature_texts, signed_id, stamp, timestamp};
 use crate::body::Received;
 use crate::config::Source;
@@ -14,12 +17,34 @@ use crate::provider::place::Place;
 use crate::provider::signature::Algorithm;
 use crate::provider::{Key, Kind, Scheme};
 
-/// Where the certificate of the key stands, as the request says and the scheme pins it; `None` where nothing has to be
-/// fetched. Everything that can be told without a key is looked at first: for what would be refused anyway, nobody is asked.
+/// What has to be fetched before a request can be verified.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Nothing,
+    /// The certificate of its key, which stands where the request says and the scheme pins it.
+    Certificate(Pinned),
+    /// The provider's set of keys, with the one that the token names.
+    KeySet(Pinned, WantedKey),
+}
+
+/// What has to be fetched. Everything that can be told without a key is looked at first: for what would be refused anyway,
+/// nobody is asked.
 ///
 /// # Errors
 /// The reason of a refusal.
-pub(crate) fn certificate_url(received: &Received) -> Result<Option<Pinned>, Code> {
+pub(crate) fn wanted(received: &Received, now: Timestamp) -> Result<Wanted, Code> {
+    let source = received.source.as_ref();
+    if let (Kind::Jwt(rule), Some(url)) = (&source.scheme.kind, source.key_set()) {
+        refuse_repeated(&source.scheme, &received.head.headers)?;
+        let parts = Parts::of(received, &source.scheme.signed);
+        return jwt::wanted(source, rule, &parts, now).map(|key| Wanted::KeySet(url.clone(), key));
+    }
+    let url = certificate_url(received)?;
+    Ok(url.map_or(Wanted::Nothing, Wanted::Certificate))
+}
+
+/// Where the certificate of the key stands; `None` where nothing has to be fetched.
+fn certificate_url(received: &Received) -> Result<Option<Pinned>, Code> {
     let source = received.source.as_ref();
     let scheme = source.scheme.as_ref();
     if scheme.pointing.cert.is_none() || !source.certificates.is_empty() {

@@ -25,18 +25,19 @@ use crate::body::Received;
 use crate::config::Source;
 use crate::error::Code;
 use crate::fixture::{now, scheme};
-use crate::provider::PublicKey;
+use crate::provider::FetchedKeys;
 use crate::provider::jwt::Alg;
 use crate::provider::signature::{Hash, TagEncoding};
 
 /// A source of the plan's provider, and the keys that were fetched for it.
-fn source(plan: &Plan, pair: &Pair) -> (Source, Vec<PublicKey>) {
+fn source(plan: &Plan, pair: &Pair) -> (Source, FetchedKeys) {
     let scheme = scheme(&plan.toml());
     let certified = plan.seal.is_certified();
     let fetched = if certified { scheme.local_keys(&pair.text).unwrap() } else { Vec::new() };
     let keys = if certified { Vec::new() } else { vec![scheme.key(&pair.text).unwrap()] };
     let mut source = Source::new("test", Arc::clone(&scheme), keys);
     source.public_url = Some(URL.to_owned());
+    let fetched = if certified { FetchedKeys::Certified(fetched.into()) } else { FetchedKeys::None };
     (source, fetched)
 }
 
@@ -198,7 +199,7 @@ fn the_twin_of_an_ecdsa_signature_is_as_right_and_of_the_same_bytes_only() {
             let headers = vec![("x-sig".to_owned(), header.clone())];
             let sent =
                 Sent { method: http::Method::POST, target: "/".to_owned(), headers, body: body.to_vec() };
-            verify_with(received(&source, &sent).unwrap(), &[], now()).map(drop)
+            verify_with(received(&source, &sent).unwrap(), &FetchedKeys::None, now()).map(drop)
         };
         assert_eq!((verdict(b"x"), verdict(b"y")), (Ok(()), Err(Code::SignatureMismatch)));
     }

@@ -18,6 +18,7 @@ mod harness;
 mod hostile;
 mod http;
 mod isolation;
+mod jwks;
 mod key_rule;
 mod keyring;
 mod log;

@@ -323,6 +323,9 @@ fn tell_secrets(told: &mut Told, source: &Source, key: Option<usize>, verdict: &
         (None, Verdict::Refused(code)) => *code == Code::SignatureMismatch,
         (None, _) => false,
     };
+    if let Some(url) = &source.jwks {
+        told.line("keys", format!("published at {url}; they stand in the place of a secret"));
+    }
     if key.is_none() && is_signed(source, verdict) {
         return told.line("secret", "one of them matches");
     }
@@ -339,7 +342,8 @@ fn tell_secrets(told: &mut Told, source: &Source, key: Option<usize>, verdict: &
 /// What a token says is looked at only after its signature was found right.
 fn is_signed(source: &Source, verdict: &Verdict) -> bool {
     let after = [Code::ClaimMismatch, Code::BodyHashMismatch, Code::UrlHashMismatch, Code::BodyNotSigned];
-    source.scheme.has_token() && matches!(verdict, Verdict::Refused(code) if after.contains(code))
+    let tried = source.scheme.has_token() && !source.keys.is_empty();
+    tried && matches!(verdict, Verdict::Refused(code) if after.contains(code))
 }
 
 fn tell_event(told: &mut Told, event: &Event, tier: &FastTier) {

@@ -13,7 +13,7 @@ use super::*;
 use crate::config::Source;
 use crate::fixture::{NOW, now, received, scheme};
 use crate::provider::Scheme;
-use crate::verify::verify;
+use crate::verify::{Wanted, verify, verify_with, wanted as wanted_of};
 
 /// `{}`, signed with a key that nobody has any more.
 const RSA_TOKEN: &str = "eyJhbGciOiJSUzI1NiJ9.e30.R1yqSSrOLftPYzAEcCxelYaGu1NiN2hYDUwjm7y3oOe4quNDiHocrydDy1OzisPlVTAzLhjARCP\
@@ -172,6 +172,106 @@ fn a_public_key_is_never_a_shared_secret() {
     assert!(hs_only.key(RSA_PEM).unwrap_err().contains("no key for HS256"));
     assert!(hs_only.key(&Ec::new().jwk(&json!({}))).unwrap_err().contains("no key for HS256"));
     assert!(hs_only.key("").is_err() && plain("[\"ES256\"]").key(SECRET).is_err());
+}
+
+/// A scheme whose sources fetch their keys.
+fn fetching(more: &str) -> Arc<Scheme> {
+    scheme(&format!(
+        "kind = \"jwt\"\nsig = {{ from = \"header:x-token\", prefix = \"Bearer \" }}\nid = []\n\
+         jwks = {{ url = \"https://auth.example.com/jwks\" }}\n{more}"
+    ))
+}
+
+#[test]
+fn a_set_that_is_published_verifies_with_its_public_keys_only() {
+    let scheme = fetching("jwt = { algs = [\"ES256\", \"HS256\"] }");
+    let (own, other) = (Ec::new(), Ec::new());
+    let secret = json!({ "kty": "oct", "k": b64(SECRET), "alg": "HS256" }).to_string();
+    let set = format!("{{\"keys\":[{secret},{{\"kid\":7}},null,{}]}}", own.jwk(&json!({ "kid": "a" })));
+    let fetched = FetchedKeys::Set(FetchedKeys::read_set(set.as_bytes()).unwrap());
+    let verdict = |keys: Vec<Key>, token: &str| {
+        let source = Source::new("s", Arc::clone(&scheme), keys);
+        let request = received(source, "/", &[("x-token", token.as_bytes())], BODY.to_vec());
+        verify_with(request, &fetched, now()).map(|verified| verified.key())
+    };
+    let token = |key: &Ec, id: &str| key.token(&json!({ "alg": "ES256", "kid": id }));
+    let mismatch = Err(Code::SignatureMismatch);
+    assert_eq!(verdict(Vec::new(), &token(&own, "a")), Ok(0));
+    assert_eq!(verdict(Vec::new(), &token(&other, "a")), mismatch);
+    assert_eq!(verdict(Vec::new(), &token(&own, "b")), mismatch);
+    assert_eq!(verdict(Vec::new(), &hs256(&json!({}))), mismatch, "everybody can read that secret");
+    // A source's own keys win.
+    let own_key = || vec![scheme.key(&other.jwk(&json!({ "kid": "b" }))).unwrap()];
+    assert_eq!(verdict(own_key(), &token(&own, "a")), mismatch);
+    assert_eq!(verdict(own_key(), &token(&other, "b")), Ok(0));
+    for (text, told) in [
+        (secret.as_str(), "no public key"),
+        ("{\"keys\":[]}", "no public key"),
+        ("{\"keys\":7}", "cannot be read"),
+        ("{\"keys\":[7]}", "a member is missing"),
+        ("<html>", "no key set"),
+        (RSA_PEM, "no key set"),
+        ("", "no key set"),
+        (&own.jwk(&json!({ "use": "enc" })), "not for signatures"),
+        (&own.jwk(&json!({ "d": "AA" })), "private"),
+        (&format!("{{\"keys\":[{}]}}", vec![own.jwk(&json!({})); 65].join(",")), "64 are the limit"),
+    ] {
+        let message = FetchedKeys::read_set(text.as_bytes()).unwrap_err();
+        assert!(message.contains(told), "{text:.60}: {message}");
+    }
+    assert!(FetchedKeys::read_set(b"{\"keys\":[\xff]}").is_err());
+}
+
+#[test]
+fn what_needs_no_key_is_looked_at_before_one_is_fetched() {
+    let scheme = fetching(
+        "require = { \"jose:/jku\" = \"https://auth.example.com/jwks\", \"claim:/iss\" = \"us\" }\n\
+         body_hash = { from = \"claim:/body\" }\njwt = { algs = [\"ES256\", \"HS256\"], need = [\"exp\"] }",
+    );
+    let hash = hex::encode(ring::digest::digest(&ring::digest::SHA256, BODY));
+    let jku = "https://auth.example.com/jwks";
+    let asked = |header: &Value, claims: &Value, signature: &str| {
+        let token = format!("{}.{}.{signature}", b64(header.to_string()), b64(claims.to_string()));
+        let source = Source::new("s", Arc::clone(&scheme), Vec::new());
+        let request = || received(source.clone(), "/", &[("x-token", token.as_bytes())], BODY.to_vec());
+        let asked = wanted_of(&request(), now()).map(|wanted| wanted != Wanted::Nothing);
+        if let Err(code) = asked {
+            assert_eq!(
+                verify(request(), now()).map(drop),
+                Err(code),
+                "the gateway's and the command's are one"
+            );
+        }
+        asked
+    };
+    let header = json!({ "alg": "ES256", "kid": "a", "jku": jku });
+    let claims = json!({ "iss": "us", "body": hash, "exp": NOW + 60 });
+    assert_eq!(asked(&header, &claims, "AAAA"), Ok(true));
+    let with = |value: &Value, name: &str, new: Value| {
+        let mut value = value.clone();
+        value[name] = new;
+        value
+    };
+    for (header, claims, signature, wanted) in [
+        (with(&header, "alg", json!("RS256")), claims.clone(), "AAAA", Code::SignedOtherwise),
+        (with(&header, "alg", json!("none")), claims.clone(), "AAAA", Code::SignedOtherwise),
+        // A set that everybody can read has no key for it.
+        (with(&header, "alg", json!("HS256")), claims.clone(), "AAAA", Code::SignedOtherwise),
+        (with(&header, "kid", json!(7)), claims.clone(), "AAAA", Code::SignatureMalformed),
+        (
+            with(&header, "jku", json!("https://evil.example/jwks")),
+            claims.clone(),
+            "AAAA",
+            Code::ClaimMismatch,
+        ),
+        (header.clone(), claims.clone(), "AAA=", Code::SignatureMalformed),
+        (header.clone(), claims.clone(), "", Code::SignatureMalformed),
+        (header.clone(), with(&claims, "iss", json!("them")), "AAAA", Code::ClaimMismatch),
+        (header.clone(), with(&claims, "exp", json!(NOW - 60)), "AAAA", Code::TimestampStale),
+        (header.clone(), with(&claims, "body", json!("00")), "AAAA", Code::BodyHashMismatch),
+    ] {
+        assert_eq!(asked(&header, &claims, signature), Err(wanted), "{header} {claims}");
+    }
 }
 
 #[test]

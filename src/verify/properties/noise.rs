@@ -16,11 +16,11 @@ use crate::fixture::now;
 use crate::guard::Guard;
 use crate::provider::jwt::Alg;
 use crate::provider::signature::Hash;
-use crate::provider::{PublicKey, Scheme};
-use crate::verify::{certificate_url, has_signature, verify_with};
+use crate::provider::{FetchedKeys, Scheme};
+use crate::verify::{has_signature, verify_with, wanted};
 
 /// A source for each preset, and the keys that were fetched for it.
-static SOURCES: LazyLock<Vec<(Arc<Source>, Vec<PublicKey>)>> = LazyLock::new(|| {
+static SOURCES: LazyLock<Vec<(Arc<Source>, FetchedKeys)>> = LazyLock::new(|| {
     let seals = [
         Seal::Ed25519,
         Seal::Ecdsa(Hash::Sha256),
@@ -43,8 +43,11 @@ static SOURCES: LazyLock<Vec<(Arc<Source>, Vec<PublicKey>)>> = LazyLock::new(|| 
     let source = |name: &&str| {
         let scheme = Scheme::preset(name).unwrap();
         let key = secrets.iter().find_map(|secret| scheme.key(secret).ok());
-        let fetched =
-            if scheme.has_certificates() { scheme.local_keys(&certified.text).unwrap() } else { Vec::new() };
+        let fetched = if scheme.has_certificates() {
+            FetchedKeys::Certified(scheme.local_keys(&certified.text).unwrap().into())
+        } else {
+            FetchedKeys::None
+        };
         let mut source =
             Source::new("test", scheme, vec![key.unwrap_or_else(|| panic!("no key for {name}"))]);
         source.public_url = Some("https://h:8".to_owned());
@@ -140,9 +143,9 @@ fn sent_to(scheme: &Scheme, headers: &[(Index, Vec<u8>, bool)], query: &str, bod
     sent
 }
 
-fn refused(source: &Arc<Source>, fetched: &[PublicKey], sent: &Sent) -> bool {
+fn refused(source: &Arc<Source>, fetched: &FetchedKeys, sent: &Sent) -> bool {
     let Some(request) = received(source, sent) else { return true };
-    drop(certificate_url(&request));
+    drop(wanted(&request, now()));
     has_signature(&request);
     verify_with(request, fetched, now()).is_err()
 }

@@ -1,4 +1,4 @@
-//! A provider that publishes the certificate which it signs with: a local HTTPS server, and its signatures.
+//! A provider that publishes the certificate or the keys which it signs with: a local HTTPS server, and its signatures.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use ring::rand::SystemRandom;
+use ring::rsa::PublicKeyComponents;
 use ring::signature::{RSA_PKCS1_SHA256, RsaKeyPair};
 use rustls::ServerConfig;
 use rustls::crypto::ring as provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,14 +33,26 @@ pub(crate) fn signing_key() -> Result<KeyPair> {
     Ok(KeyPair::from_pem(KEY)?)
 }
 
+fn rsa() -> Result<RsaKeyPair> {
+    let der = PrivateKeyDer::from_pem_slice(KEY.as_bytes()).ok().context("PEM")?;
+    RsaKeyPair::from_pkcs8(der.secret_der()).ok().context("key")
+}
+
 /// RSA with SHA-256, in base64.
 pub(crate) fn rsa_sha256(content: &[u8]) -> Result<String> {
-    let der = PrivateKeyDer::from_pem_slice(KEY.as_bytes()).ok().context("PEM")?;
-    let key = RsaKeyPair::from_pkcs8(der.secret_der()).ok().context("key")?;
+    let key = rsa()?;
     let mut signature = vec![0; key.public().modulus_len()];
     let signed = key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), content, &mut signature);
     signed.ok().context("signing")?;
     Ok(STANDARD.encode(signature))
+}
+
+/// The public half of that key, as a key set has it.
+pub(crate) fn rsa_jwk(id: &str) -> Result<Value> {
+    let key = rsa()?;
+    let parts = PublicKeyComponents::<Vec<u8>>::from(key.public());
+    let (n, e) = (URL_SAFE_NO_PAD.encode(parts.n), URL_SAFE_NO_PAD.encode(parts.e));
+    Ok(json!({ "kty": "RSA", "kid": id, "alg": "RS256", "use": "sig", "n": n, "e": e }))
 }
 
 /// An authority of the tests, and its certificate in a file.

@@ -217,9 +217,13 @@ fn read_key_id(table: &mut Table, signed: &mut Pointers) -> Option<Place> {
 /// The hash; where the request names it, any of them stands for its kind.
 fn read_hash(table: &mut Table, hash_by: Option<&HashBy>) -> Option<Hash> {
     match hash_by {
-        None if table.has("hash") && !table.failed("hash") => table.choice("hash", Hash::CHOICES),
         None if table.failed("hash") => None,
-        None | Some(_) => Some(Hash::Sha256),
+        // Asked for in any case: a key that nobody asks for is not known, and a mistyped one not told its right name.
+        None => {
+            let named = table.choice("hash", Hash::CHOICES);
+            if table.has("hash") { named } else { Some(Hash::Sha256) }
+        }
+        Some(_) => Some(Hash::Sha256),
     }
 }
 
@@ -330,8 +334,9 @@ impl EventRules {
         let ids = rules(table, "id", &mut pointers);
         let types = rules(table, "type", &mut pointers);
         let times = rules(table, "event_time", &mut pointers);
+        let parts = digest_parts(table, &mut pointers);
         let (digest, key) = if table.has("digest") {
-            (DigestRule::Parts(digest_parts(table, &mut pointers)), "digest")
+            (DigestRule::Parts(parts), "digest")
         } else {
             (DigestRule::Without(volatile_parts(table, &mut pointers)), "volatile")
         };
@@ -509,6 +514,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::fixture::read_scheme;
+    use crate::settings::File;
 
     use super::*;
 
@@ -598,6 +604,20 @@ mod tests {
         assert!(messages("").contains("sig: is missing"));
     }
 
+    /// The presets together use every table that there is.
+    #[test]
+    fn every_key_is_in_the_documentation() {
+        let documentation = include_str!("../../config/SCHEMES.md");
+        let mut lacking = std::collections::BTreeSet::new();
+        for name in Scheme::preset_names() {
+            let (file, table) = File::parse(name, Scheme::preset_text(name).unwrap());
+            Scheme::read(name, table).unwrap();
+            let keys = file.asked().into_iter().filter_map(|path| Some(path.rsplit('.').next()?.to_owned()));
+            lacking.extend(keys.filter(|key| !documentation.contains(&format!("`{key}`"))));
+        }
+        assert!(lacking.is_empty(), "config/SCHEMES.md lacks {lacking:?}");
+    }
+
     /// In the good scheme, the first replaced by the second gives the message.
     fn assert_named(rows: &[(&str, &str, &str)]) {
         for (good, bad, wanted) in rows {
@@ -610,6 +630,8 @@ mod tests {
     #[test]
     fn mistakes_in_what_is_signed_are_named_where_they_are() {
         assert_named(&[
+            ("kind = \"hmac\"", "kind = \"hmac\"\nhsah = \"sha1\"", "did you mean \"hash\"?"),
+            ("kind = \"hmac\"", "kind = \"hmac\"\ndigst = [\"json:/a\"]", "did you mean \"digest\"?"),
             ("kind = \"hmac\"", "kind = \"ed448\"", "\"hmac\", \"hash\", \"token\""),
             ("kind = \"hmac\"", "kind = \"ed25519\"\nhash = \"sha256\"", "means nothing"),
             ("kind = \"hmac\"", "kind = \"ecdsa-p256\"\nhash = \"sha512\"", "not available"),

@@ -21,6 +21,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::{self, Config, Loaded};
+use crate::db::Session;
+use crate::provider::Scheme;
+use crate::settings::nearest;
 use crate::{claim, db};
 
 /// Why a command ends without success, and the exit code that says so.
@@ -86,29 +89,54 @@ pub fn say(line: impl Display) -> Result<(), Exit> {
     }
 }
 
-/// Reads the settings; warnings go to standard error.
+/// Reads the settings for a command that asks for something else: their warnings would bury its answer, and `check`,
+/// `migrate` and `serve` tell them.
 ///
 /// # Errors
 /// Every mistake in them, exit code 64.
 pub fn load(path: &Path) -> Result<Config, Exit> {
-    load_with_files(path).map(|loaded| loaded.config)
+    load_silently(path).map(|loaded| loaded.config)
 }
 
-/// As [`load`], and tells which files the settings come from.
+/// Reads the settings and tells which files they come from; warnings go to standard error.
 ///
 /// # Errors
 /// Every mistake in them, exit code 64.
-pub fn load_with_files(path: &Path) -> Result<Loaded, Exit> {
-    match Config::load(path) {
-        Ok(loaded) => {
-            if !loaded.warnings.is_empty() {
-                complain(&config::report(&loaded.warnings));
-            }
-            check_urls(path, &loaded.config)?;
-            Ok(loaded)
-        }
-        Err(problems) => Err(Exit::settings(config::report(&problems))),
+pub fn load_with_warnings(path: &Path) -> Result<Loaded, Exit> {
+    let loaded = load_silently(path)?;
+    if !loaded.warnings.is_empty() {
+        complain(&config::report(&loaded.warnings));
     }
+    Ok(loaded)
+}
+
+fn load_silently(path: &Path) -> Result<Loaded, Exit> {
+    let loaded = Config::load(path).map_err(|problems| Exit::settings(config::report(&problems)))?;
+    check_urls(path, &loaded.config)?;
+    Ok(loaded)
+}
+
+/// A connection to Postgres.
+///
+/// # Errors
+/// Why there is none, exit code 69.
+pub async fn connect(config: &config::Postgres) -> Result<Session, Exit> {
+    let connected = db::connect(config).await;
+    connected.map_err(|error| {
+        Exit::unavailable(format!(
+            "cannot connect to Postgres: {error:#}; postgres.url says where to and as whom"
+        ))
+    })
+}
+
+/// No preset has that name.
+fn no_provider(name: &str) -> Exit {
+    let names = Scheme::preset_names();
+    let hint = match nearest(name, names.iter().copied()) {
+        Some(near) => format!("did you mean {near:?}? "),
+        None => String::new(),
+    };
+    Exit::settings(format!("no provider {name:?}; {hint}`hapax providers` lists them"))
 }
 
 /// Whether the stores' URLs can be read; only the drivers know.

@@ -185,6 +185,18 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
 pub async fn migrate(client: &mut Client) -> anyhow::Result<Vec<String>> {
     let encoding = client.query_typed_one("select current_setting('server_encoding')", &[]).await?;
     check_encoding(encoding.get(0)).map_err(anyhow::Error::msg)?;
+    apply_missing(client).await.map_err(|error| {
+        let hint = match error.code() {
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                ": the role that migrates needs create on the database, and has to own schema hapax if it is there"
+            }
+            _ => "",
+        };
+        anyhow::anyhow!("the migrations cannot be applied: {}{hint}", describe(&error))
+    })
+}
+
+async fn apply_missing(client: &mut Client) -> Result<Vec<String>, tokio_postgres::Error> {
     // The text is one transaction. IF NOT EXISTS alone does not keep two of them apart.
     client
         .batch_execute(
@@ -230,7 +242,7 @@ pub enum Unready {
     #[error("the database has migration {0}, which this version of hapax does not know: use a newer one")]
     TooNew(i32),
     /// An effect cannot be called.
-    #[error("source effect {name}: {problem}")]
+    #[error("effect {name}: {problem}")]
     Effect {
         /// `schema.function`
         name: String,

@@ -23,6 +23,10 @@ use crate::provider::{Key, Kind, Scheme};
 use crate::verify::content::Inputs;
 use crate::verify::tag;
 
+/// Why there is nothing to sign with, for the person who wants to send.
+pub const PRIVATE_KEY: &str =
+    "this provider signs with a private key that only it has: take one of its own requests";
+
 /// A request that is to be signed.
 #[derive(Debug, Clone, Copy)]
 pub struct Draft<'a> {
@@ -224,10 +228,7 @@ fn mac_of(algorithm: Algorithm, key: &Key, content: &[Cow<'_, [u8]>]) -> Result<
             Ok(tag(key, content).as_ref().to_vec())
         }
         Algorithm::Hash(hash) => Ok(hash.digest(content.iter().map(AsRef::as_ref)).as_ref().to_vec()),
-        Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => {
-            Err("this provider signs with a private key that only it has: take one of its own requests"
-                .to_owned())
-        }
+        Algorithm::Ed25519 | Algorithm::EcdsaP256(_) | Algorithm::RsaPkcs1(_) => Err(PRIVATE_KEY.to_owned()),
     }
 }
 

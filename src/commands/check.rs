@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Exit, load, runtime, say};
+use super::{Exit, connect, load_with_warnings, runtime, say};
 use crate::config::{Config, Effect};
 use crate::keyring::{Keyring, Trouble};
 use crate::provider::pin::Pinned;
@@ -16,7 +16,7 @@ use crate::{claim, db, serve};
 /// # Errors
 /// Exit code 64 for mistakes in the settings, 69 for a store or a key set that is away or wrong.
 pub fn run(path: &Path, online: bool) -> Result<(), Exit> {
-    let config = load(path)?;
+    let config = load_with_warnings(path)?.config;
     tell_rust_effects(&config)?;
     tell_keys(&config)?;
     if online {
@@ -50,8 +50,15 @@ fn tell_keys(config: &Config) -> Result<(), Exit> {
     Ok(())
 }
 
+/// Each is looked at, whatever the other one says.
 async fn check_stores(config: &Config) -> Result<(), Exit> {
-    let client = db::connect(&config.postgres).await?;
+    let found = [check_postgres(config).await, check_keys(config).await, check_redis(config).await];
+    let wrong: Vec<String> = found.into_iter().filter_map(Result::err).map(|exit| exit.message).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(Exit::unavailable(wrong.join("\n"))) }
+}
+
+async fn check_postgres(config: &Config) -> Result<(), Exit> {
+    let client = connect(&config.postgres).await?;
     let limit = config.postgres.connect_timeout;
     let looked = tokio::time::timeout(limit, db::check_schema(&client, &serve::needs(config))).await;
     let looked =
@@ -68,6 +75,10 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
             "postgres: {part} may not be read, so a failover or a restored copy may go unnoticed until a restart"
         ))?;
     }
+    Ok(())
+}
+
+async fn check_keys(config: &Config) -> Result<(), Exit> {
     let keyring = Keyring::start(config, Arc::default(), Tasks::default())?;
     if let Some(authorities) = keyring.authorities() {
         say(format!("keys: {authorities} authorities are trusted for what is fetched"))?;
@@ -79,6 +90,10 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
             Err(Trouble { cause, .. }) => return Err(Exit::unavailable(format!("keys: {url}: {cause}"))),
         }
     }
+    Ok(())
+}
+
+async fn check_redis(config: &Config) -> Result<(), Exit> {
     match claim::check(&config.fast_tier).await {
         Ok(found) => say(format!("redis: {found}")),
         Err(cause) => Err(Exit::unavailable(format!("redis: {cause}"))),

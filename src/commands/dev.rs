@@ -286,6 +286,7 @@ fn demo_sender(config: &Config, running: &Running) -> Result<Sender, Exit> {
         target: Target::parse(&format!("http://{}/in/{SOURCE}", running.listen)).map_err(Exit::software)?,
         body: body.ok_or_else(|| Exit::software("the demo provider has no sample"))?.into(),
         id,
+        headers: Vec::new(),
     })
 }
 

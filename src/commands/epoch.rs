@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::{Exit, load, runtime, say};
+use super::{Exit, connect, load, runtime, say};
 use crate::config::Config;
 use crate::db;
 use crate::generation::Generation;
@@ -19,7 +19,7 @@ pub fn run(path: &Path, new: bool) -> Result<(), Exit> {
 }
 
 async fn show(config: &Config, new: bool) -> Result<(), Exit> {
-    let client = db::connect(&config.postgres).await?;
+    let client = connect(&config.postgres).await?;
     db::check_migrations(&client).await.map_err(Exit::unavailable)?;
     if new {
         renew(&client).await?;

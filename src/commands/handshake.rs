@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Exit, complain, load, runtime, say};
+use super::{Exit, complain, connect, load, runtime, say};
 use crate::config::Config;
 use crate::db::handshake::{self, Shown};
 use crate::db::{self, Session};
@@ -107,7 +107,7 @@ fn check(config: &Config, name: &str) -> Result<(), Exit> {
 }
 
 async fn run_online(command: &Command, config: &Config, path: &Path) -> Result<(), Exit> {
-    let client = db::connect(&config.postgres).await?;
+    let client = connect(&config.postgres).await?;
     db::check_migrations(&client).await.map_err(Exit::unavailable)?;
     match command {
         Command::Open { source, length } => open(&client, config, path, source, *length).await,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Exit, load, runtime, say};
+use super::{Exit, connect, load_with_warnings, runtime, say};
 use crate::config::{self, Config};
 use crate::db;
 use crate::db::key_rule::{self, KeyRule};
@@ -14,7 +14,7 @@ use crate::db::key_rule::{self, KeyRule};
 /// Exit code 64 for the settings and for a name that is no source, 69 for Postgres and for a changed key rule that is not
 /// accepted.
 pub fn run(path: &Path, accept: &[String]) -> Result<(), Exit> {
-    let config = load(path)?;
+    let config = load_with_warnings(path)?.config;
     if let Some(name) = accept.iter().find(|name| !config.sources.contains_key(*name)) {
         let known: Vec<&str> = config.sources.keys().map(String::as_str).collect();
         return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
@@ -28,7 +28,7 @@ async fn migrate(config: &Config, accept: &[String]) -> Result<(), Exit> {
         say("nothing to apply: the schema is up to date")?;
     }
     applied.iter().try_for_each(|name| say(format!("applied {name}")))?;
-    let client = db::connect(&config.postgres).await?;
+    let client = connect(&config.postgres).await?;
     let rules = KeyRule::of_all(config);
     for rule in rules.iter().filter(|rule| accept.contains(&rule.source)) {
         let replaced = key_rule::replace(&client, std::slice::from_ref(rule)).await;
@@ -49,6 +49,6 @@ async fn migrate(config: &Config, accept: &[String]) -> Result<(), Exit> {
 /// # Errors
 /// What Postgres says of the first that failed; those before it stay applied.
 pub async fn apply(settings: &config::Postgres) -> Result<Vec<String>, Exit> {
-    let mut client = db::connect(settings).await?;
+    let mut client = connect(settings).await?;
     Ok(db::migrate(&mut client).await?)
 }

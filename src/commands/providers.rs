@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use super::{Exit, say};
+use super::{Exit, no_provider, say};
 use crate::provider::Scheme;
 use crate::provider::jwt::KeySet;
 
@@ -34,10 +34,7 @@ pub fn run(options: &Options) -> Result<(), Exit> {
         None if options.markdown => say(markdown().trim_end()),
         None => rows().iter().map(line).try_for_each(say),
         Some(Command::Show { name }) => {
-            let shown = shown(name).ok_or_else(|| {
-                let known = Scheme::preset_names().join(", ");
-                Exit::settings(format!("no provider {name:?}; there are: {known}"))
-            })?;
+            let shown = shown(name).ok_or_else(|| no_provider(name))?;
             say(shown.trim_end())
         }
     }
@@ -209,5 +206,17 @@ mod tests {
         let (_, table) = readme.split_once("<!-- hapax providers --markdown -->\n").unwrap();
         let (table, _) = table.split_once("<!-- end -->").unwrap();
         assert_eq!(table, markdown(), "run `hapax providers --markdown`");
+    }
+
+    #[test]
+    fn the_readme_names_all_presets_with_a_handshake() {
+        let readme = include_str!("../../README.md");
+        let (_, section) = readme.split_once("\n## Handshakes\n").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        for name in Scheme::preset_names() {
+            let scheme = Scheme::preset(name).unwrap();
+            let asks = !scheme.hands_over() && !scheme.handshakes.list.is_empty();
+            assert!(!asks || section.contains(&format!("`{name}`")), "{name}");
+        }
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method};
 use serde::Serialize;
 
 use super::client::{Answer, Connection, Target, reachable};
-use super::{Exit, load, runtime, say};
+use super::{Exit, load, no_provider, runtime, say};
 use crate::provider::{Key, Scheme};
-use crate::sign::{Draft, Signed, fresh_id, sign_for};
+use crate::sign::{Draft, PRIVATE_KEY, Signed, fresh_id, sign_for};
 
 /// What to send, as whom, where to, how often.
 #[derive(Debug, clap::Args)]
@@ -42,6 +43,9 @@ pub struct Options {
     /// The event's id, where the provider has it in a header or in the sample; with --body, in a header only.
     #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: Option<String>,
+    /// One more header, e.g. the one that has the event's type; may stand there several times.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(HeaderName, HeaderValue)>,
     /// How often to send the same event.
     #[arg(long, short = 'n', default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
@@ -87,6 +91,8 @@ pub struct Sender {
     pub body: Bytes,
     /// For schemes with the id in a header.
     pub id: String,
+    /// Headers that signing does not make.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// What came of it.
@@ -116,10 +122,11 @@ impl Sender {
             Some(path) => read_body(path)?,
             None => sample(&scheme, &id, options.id.is_some())?,
         };
-        Ok(Self { scheme, key, public_url, claims, target, body, id })
+        let headers = options.headers.clone();
+        Ok(Self { scheme, key, public_url, claims, target, body, id, headers })
     }
 
-    /// Signs the event as of now.
+    /// Signs the event as of now; all headers are in what it gives.
     ///
     /// # Errors
     /// What is missing.
@@ -132,7 +139,28 @@ impl Sender {
             id: Some(&self.id),
             now: jiff::Timestamp::now(),
         };
-        sign_for(&self.scheme, &self.key, &draft, &self.claims).map_err(Exit::settings)
+        let signed = sign_for(&self.scheme, &self.key, &draft, &self.claims).map_err(Exit::settings)?;
+        let mut headers = signed.headers;
+        if !self.headers.iter().any(|(name, _)| *name == CONTENT_TYPE) {
+            headers.push((CONTENT_TYPE, HeaderValue::from_static(content_type(&self.body))));
+        }
+        headers.extend(self.headers.iter().cloned());
+        Ok(Signed { headers, ..signed })
+    }
+}
+
+/// `NAME: VALUE`
+fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
+    let wrong = || "give NAME: VALUE, e.g. \"X-GitHub-Event: issues\"".to_owned();
+    let (name, value) = text.split_once(':').ok_or_else(wrong)?;
+    Ok((name.parse().ok().ok_or_else(wrong)?, value.trim().parse().ok().ok_or_else(wrong)?))
+}
+
+/// What a provider sends is JSON or a form.
+fn content_type(body: &[u8]) -> &'static str {
+    match body.trim_ascii_start().first() {
+        Some(b'{' | b'[') => "application/json",
+        _ => "application/x-www-form-urlencoded",
     }
 }
 
@@ -152,10 +180,7 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
         let known: Vec<&str> = config.sources.keys().map(String::as_str).collect();
         return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
     };
-    let key = source.keys.first().ok_or_else(|| {
-        let only = "signs with a private key that only it has: take one of its own requests";
-        Exit::settings(format!("source {name:?} has no secret; its provider {only}"))
-    })?;
+    let key = source.keys.first().ok_or_else(|| no_key(name, &source.scheme))?;
     let url = format!("http://{}/in/{name}", reachable(config.server.listen));
     Ok(Signer {
         scheme: Arc::clone(&source.scheme),
@@ -166,14 +191,25 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
     })
 }
 
+fn no_key(name: &str, scheme: &Scheme) -> Exit {
+    let why = if scheme.hands_over() {
+        "what its provider handed over is in the database only: name it under the source's secrets"
+    } else {
+        PRIVATE_KEY
+    };
+    Exit::settings(format!("source {name:?} has no secret in the settings: {why}"))
+}
+
 fn of_provider(options: &Options) -> Result<Signer, Exit> {
     let name = options.provider.as_deref().unwrap_or_default();
-    let scheme = Scheme::preset(name).ok_or_else(|| {
-        let known = Scheme::preset_names().join(", ");
-        Exit::settings(format!("no provider {name:?}; there are: {known}"))
-    })?;
+    let scheme = Scheme::preset(name).ok_or_else(|| no_provider(name))?;
+    if !scheme.takes_secrets() {
+        return Err(Exit::settings(PRIVATE_KEY));
+    }
     let secret = match (&options.secret_env, &options.secret_file) {
-        (Some(name), _) => std::env::var(name).map_err(|error| Exit::settings(format!("{name}: {error}")))?,
+        (Some(name), _) => std::env::var(name).or(Err(Exit::settings(format!(
+            "environment variable {name:?} is not set (or is not UTF-8 text)"
+        ))))?,
         (None, Some(path)) => {
             let text = std::fs::read_to_string(path)
                 .map_err(|error| Exit::settings(format!("{}: {error}", path.display())))?;
@@ -263,9 +299,7 @@ pub async fn send_all(sender: &Arc<Sender>, count: u32, parallel: u32) -> Result
 async fn send_some(sender: Arc<Sender>, mut connection: Connection, share: u32) -> Result<Vec<Answer>, Exit> {
     let mut answers = Vec::new();
     for _ in 0..share {
-        let mut headers = sender.sign()?.headers;
-        let json = HeaderValue::from_static("application/json");
-        headers.push((HeaderName::from_static("content-type"), json));
+        let headers = sender.sign()?.headers;
         let answer = connection.post(&headers, sender.body.clone());
         let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
         let answer = answer.map_err(|_elapsed| Exit::unavailable("no answer within 60 seconds"))?;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Exit, Signals, hangups, load_with_files, migrate, raise_open_files, runtime};
+use super::{Exit, Signals, hangups, load_with_warnings, migrate, raise_open_files, runtime};
 use crate::config::Loaded;
 use crate::effect::Effects;
 use crate::log::Log;
@@ -20,7 +20,7 @@ use crate::serve;
 /// 64 for the settings, also if they name an effect that is not in `effects`; 69 if a store is not as it must be; 70 if
 /// the program cannot go on.
 pub fn run(path: &Path, migrate: bool, effects: &Effects) -> Result<(), Exit> {
-    let loaded = load_with_files(path)?;
+    let loaded = load_with_warnings(path)?;
     let config = &loaded.config;
     effects
         .check(config)

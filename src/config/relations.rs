@@ -377,6 +377,9 @@ fn provider_clock(source: &Reading, traits: &Traits) {
         None => traits.tolerance,
     };
     let (Some(tolerance), Some(window)) = (tolerance, facts.retry_window) else { return };
+    if traits.has(Quirk::Timeless) {
+        return;
+    }
     let what = match facts.timestamp_per_attempt {
         Some(true) => return,
         Some(false) => "keep the first attempt's timestamp",

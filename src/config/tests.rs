@@ -699,7 +699,9 @@ fn what_is_known_of_a_providers_requests_is_held_against_the_settings() {
     let nameless = Traits { quirks: vec![Quirk::NeverDedupes], ..unsigned };
     warns_with(&nameless, &[("", &["source.a.provider", "no duplicate is recognised"])]);
     takes(&["source.a.on_mismatch = \"refuse\""]);
-    let timeless = Traits { quirks: vec![Quirk::Timeless], ..quiet() };
+    // Nothing is said of retries that would be refused, since nothing is.
+    let facts = clocked(0, None).facts;
+    let timeless = Traits { quirks: vec![Quirk::Timeless], facts, ..quiet() };
     warns_with(&timeless, &[("source.a.tolerance = \"1m\"", &["source.a.tolerance", "no timestamp"])]);
     let signs_url = Traits { quirks: vec![Quirk::SignsUrl], ..quiet() };
     refuses_with(&signs_url, &[("", &["source.a.public_url: missing here and in [server]"])]);

@@ -226,9 +226,13 @@ fn read_key_id(table: &mut Table, signed: &mut Pointers) -> Option<Place> {
 /// The hash; where the request names it, any of them stands for its kind.
 fn read_hash(table: &mut Table, hash_by: Option<&HashBy>) -> Option<Hash> {
     match hash_by {
-        None if table.has("hash") && !table.failed("hash") => table.choice("hash", Hash::CHOICES),
         None if table.failed("hash") => None,
-        None | Some(_) => Some(Hash::Sha256),
+        // Asked for in any case: a key that nobody asks for is not known, and a mistyped one not told its right name.
+        None => {
+            let named = table.choice("hash", Hash::CHOICES);
+            if table.has("hash") { named } else { Some(Hash::Sha256) }
+        }
+        Some(_) => Some(Hash::Sha256),
     }
 }
 
@@ -339,8 +343,9 @@ impl EventRules {
         let ids = rules(table, "id", &mut pointers);
         let types = rules(table, "type", &mut pointers);
         let times = rules(table, "event_time", &mut pointers);
+        let parts = digest_parts(table, &mut pointers);
         let (digest, key) = if table.has("digest") {
-            (DigestRule::Parts(digest_parts(table, &mut pointers)), "digest")
+            (DigestRule::Parts(parts), "digest")
         } else {
             (DigestRule::Without(volatile_parts(table, &mut pointers)), "volatile")
         };
@@ -531,6 +536,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::fixture::read_scheme;
+    use crate::settings::File;
 
     use super::*;
 
@@ -632,6 +638,8 @@ mod tests {
     #[test]
     fn mistakes_in_what_is_signed_are_named_where_they_are() {
         assert_named(&[
+            ("kind = \"hmac\"", "kind = \"hmac\"\nhsah = \"sha1\"", "did you mean \"hash\"?"),
+            ("kind = \"hmac\"", "kind = \"hmac\"\ndigst = [\"json:/a\"]", "did you mean \"digest\"?"),
             ("kind = \"hmac\"", "kind = \"ed448\"", "\"hmac\", \"hash\", \"token\""),
             ("kind = \"hmac\"", "kind = \"ed25519\"\nhash = \"sha256\"", "means nothing"),
             ("kind = \"hmac\"", "kind = \"ecdsa-p256\"\nhash = \"sha512\"", "not available"),

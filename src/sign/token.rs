@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
-use super::{Draft, fresh_id};
+use super::{Draft, PRIVATE_KEY, fresh_id};
 use crate::provider::jwt::{Alg, JwtRule};
 use crate::provider::place::Place;
 use crate::provider::signature::{SaidHash, TsRule};
@@ -21,8 +21,7 @@ const LIFETIME: i64 = 60;
 pub(super) fn token(rule: &JwtRule, key: &Key, claims: Map<String, Value>) -> Result<String, String> {
     let signs = |alg: &&Alg| alg.hmac().is_some();
     let alg = rule.algs.iter().find(signs).filter(|_| rule.sign.is_empty());
-    let private = "this provider signs with a private key that only it has: take one of its own requests";
-    let alg = *alg.ok_or(private)?;
+    let alg = *alg.ok_or(PRIVATE_KEY)?;
     let header = encoded(&serde_json::json!({ "alg": alg.name(), "typ": "JWT" }));
     let input = format!("{header}.{}", encoded(&Value::Object(claims)));
     let mut tags = key.as_tokens().iter().filter_map(|key| key.sign(alg, input.as_bytes()));

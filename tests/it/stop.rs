@@ -212,6 +212,50 @@ async fn check_tells_all_mistakes_at_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn check_online_tells_of_every_store() -> Result<()> {
+    let scene = Scene::new().await?;
+    let folder = tempfile::tempdir()?;
+    let away = ["postgres.url = \"postgres://x@127.0.0.1:1/x\"", "fast_tier.url = \"redis://127.0.0.1:1/0\""];
+    let path = write(&folder, &scene.settings(&away, ""))?;
+    let (code, out, err) = ended(&hapax(&["check", "--online", "--config", &path]).await?);
+    assert_eq!((code, &out[..]), (Some(69), ""), "{err}");
+    assert!(err.contains("cannot connect to Postgres: ") && err.contains("postgres.url"), "{err}");
+    assert!(err.lines().any(|line| line.starts_with("redis: ")), "{err}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn warnings_bury_no_answer() -> Result<()> {
+    let scene = Scene::new().await?;
+    let folder = tempfile::tempdir()?;
+    let warned = "[source.hub]\nprovider = \"github\"\nsecrets = \"s3cret-of-hub\"\n";
+    let path = write(&folder, &scene.settings(&[], warned))?;
+    let (code, _, err) = ended(&hapax(&["check", "--config", &path]).await?);
+    assert!(code == Some(0) && err.contains("warning: source.hub"), "{code:?} {err}");
+    let (code, _, err) = ended(&hapax(&["send", "--dry-run", "--config", &path, "--source", "hub"]).await?);
+    assert_eq!((code, &err[..]), (Some(0), ""));
+    Ok(())
+}
+
+#[tokio::test]
+async fn send_takes_headers_that_signing_does_not_make() -> Result<()> {
+    let scene = Scene::new().await?;
+    let folder = tempfile::tempdir()?;
+    let path = write(&folder, &scene.settings(&[], ""))?;
+    let send = ["send", "--dry-run", "--config", &path, "--source", "stripe", "--header"];
+    let (code, out, err) = ended(&hapax(&[&send[..], &["X-Event: issues"]].concat()).await?);
+    assert_eq!(code, Some(0), "{err}");
+    for line in ["x-event: issues\r\n", "content-type: application/json\r\n"] {
+        assert_eq!(out.matches(line).count(), 1, "{out}");
+    }
+    let (_, out, _) = ended(&hapax(&[&send[..], &["Content-Type: text/plain"]].concat()).await?);
+    assert!(out.contains("content-type: text/plain") && !out.contains("json\r\n"), "{out}");
+    let (code, _, err) = ended(&hapax(&[&send[..], &["issues"]].concat()).await?);
+    assert!(code == Some(2) && err.contains("give NAME: VALUE"), "{code:?} {err}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn migrate_may_run_twice_and_at_the_same_time() -> Result<()> {
     let scene = Scene { stores: fresh().await? };
     let folder = tempfile::tempdir()?;

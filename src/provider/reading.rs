@@ -536,7 +536,6 @@ mod tests {
     use std::time::Duration;
 
     use crate::fixture::read_scheme;
-    use crate::settings::File;
 
     use super::*;
 

@@ -326,7 +326,7 @@ fn respelled(written: &str, plan: &Plan, touch: Touch) -> Vec<String> {
 pub(super) fn low_bits(text: &str) -> Option<String> {
     let bare = text.trim_end_matches('=');
     let (start, last) = bare.split_at(bare.len().checked_sub(1)?);
-    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let alphabet: Vec<u8> = (b'A'..=b'Z').chain(b'a'..=b'z').chain(b'0'..=b'9').chain(*b"-_").collect();
     let at = alphabet.iter().position(|char| *char == last.as_bytes()[0])?;
     Some(format!("{start}{}{}", char::from(alphabet[at ^ 1]), &text[bare.len()..]))
 }

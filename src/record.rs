@@ -29,6 +29,8 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
+pub use statement::TYPES as RECORD_TYPES;
+
 use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, Writer};
 
 /// An event that Postgres has committed. Only this module makes one.

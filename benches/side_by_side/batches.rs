@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use futures_util::join;
 use hapax::identify::EventKey;
+use hapax::record::RECORD_TYPES;
 use hdrhistogram::Histogram;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, NoTls, Statement};
 
 use super::load::Report;
@@ -41,7 +42,7 @@ pub(crate) async fn run(spec: &Spec) -> Result<Report> {
     config.application_name("pg-batch");
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(connection);
-    let statement = client.prepare_typed(RECORD, &TYPES).await?;
+    let statement = client.prepare_typed(RECORD, &RECORD_TYPES).await?;
     let body = Body::of_bytes(spec.body_bytes);
     let mut latencies = Histogram::<u32>::new(3)?;
     let cpu_before = processes::own_cpu()?;
@@ -71,30 +72,6 @@ pub(crate) async fn run(spec: &Spec) -> Result<Report> {
         cpu_us: micros(processes::own_cpu()?.saturating_sub(cpu_before)),
     })
 }
-
-/// As the gateway sends it.
-const TYPES: [Type; 20] = [
-    Type::BYTEA_ARRAY,
-    Type::INT8_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TIMESTAMPTZ_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BYTEA_ARRAY,
-    Type::INT4_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::BOOL_ARRAY,
-    Type::TEXT,
-    Type::TEXT,
-    Type::BOOL,
-    Type::TEXT,
-    Type::TEXT,
-    Type::INT8,
-];
 
 struct Event {
     key: EventKey,
@@ -133,8 +110,8 @@ impl Batch {
         let (headers, careful) = (vec!["{}"; count], vec![false; count]);
         let items = vec![None::<i32>; count];
         let locks = vec![None::<&str>; count];
-        let (group, one_by_one, budget_ms) = (None::<&str>, false, 1000_i64);
-        let parameters: [&(dyn ToSql + Sync); 20] = [
+        let (group, one_by_one, budget_ms, effect_follows) = (None::<&str>, false, 1000_i64, false);
+        let parameters: [&(dyn ToSql + Sync); 21] = [
             &keys,
             &tokens,
             &digests,
@@ -155,6 +132,7 @@ impl Batch {
             &"250ms",
             &"on",
             &budget_ms,
+            &effect_follows,
         ];
         let (begun, row, committed) = join!(
             client.batch_execute(BEGIN),

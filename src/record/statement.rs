@@ -138,7 +138,8 @@ pub(super) fn begin(statement_timeout: Duration) -> String {
     )
 }
 
-pub(super) static TYPES: [Type; 21] = [
+/// Of the parameters of `sql/queries/record.sql`, in order.
+pub static TYPES: [Type; 21] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,

@@ -22,6 +22,7 @@ mod jwks;
 mod key_rule;
 mod keyring;
 mod log;
+mod loops;
 mod once;
 mod own_schemes;
 mod pooler;

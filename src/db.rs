@@ -31,6 +31,7 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (2, "key_rule", include_str!("../sql/migrations/0002_key_rule.sql")),
     (3, "handshake", include_str!("../sql/migrations/0003_handshake.sql")),
     (4, "guard", include_str!("../sql/migrations/0004_guard.sql")),
+    (5, "work", include_str!("../sql/migrations/0005_work.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Timeouts,
+};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -115,6 +117,15 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
             }
         }
         (None, None) => error.to_string(),
+    }
+}
+
+/// Why the pool gave no connection.
+#[must_use]
+pub fn describe_pool(error: &PoolError) -> String {
+    match error {
+        PoolError::Backend(error) => describe(error),
+        other => other.to_string(),
     }
 }
 

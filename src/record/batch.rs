@@ -367,10 +367,7 @@ pub(super) fn failed(error: &tokio_postgres::Error) -> BatchError {
 }
 
 fn no_connection(error: &PoolError) -> BatchError {
-    let cause = match error {
-        PoolError::Backend(error) => db::describe(error),
-        other => other.to_string(),
-    };
+    let cause = db::describe_pool(error);
     BatchError { trouble: Trouble::Resources, cause }
 }
 

@@ -23,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::generation::{Generation, Heartbeat};
+use crate::tasks::Beat;
 use crate::{config, tls};
 use key_rule::{Changes, KeyRule};
 pub use servers::Servers;
@@ -451,16 +452,17 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
 /// Reads the generation for ever, on a connection of its own. Returns only with the task's cancellation.
 ///
 /// Writes nothing; dropping it at any point is safe.
-pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>) {
+pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>, beat: Beat) {
     let mut failures: u32 = 0;
     loop {
-        let Err(error) = heartbeat_session(&settings, &heartbeat, &mut failures).await;
+        beat.alive();
+        let Err(error) = heartbeat_session(&settings, &heartbeat, &mut failures, &beat).await;
         failures += 1;
         // One line for each power of two, so that an outage does not fill the log.
         if failures.is_power_of_two() {
             warn!(error = format!("{error:#}"), failures, "heartbeat: the generation cannot be read");
         }
-        tokio::time::sleep(settings.heartbeat).await;
+        beat.waiting(tokio::time::sleep(settings.heartbeat)).await;
     }
 }
 
@@ -468,6 +470,7 @@ async fn heartbeat_session(
     settings: &config::Postgres,
     heartbeat: &Heartbeat,
     failures: &mut u32,
+    beat: &Beat,
 ) -> anyhow::Result<Infallible> {
     let client = connect(settings).await?;
     loop {
@@ -487,7 +490,7 @@ async fn heartbeat_session(
         if heartbeat.note(generation, sent) {
             warn!(generation = %generation.text(), "the database has another generation: older markers no longer count");
         }
-        tokio::time::sleep(settings.heartbeat).await;
+        beat.waiting(tokio::time::sleep(settings.heartbeat)).await;
     }
 }
 

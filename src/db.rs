@@ -16,6 +16,7 @@ use std::time::Instant;
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Timeouts,
 };
+use tokio::sync::mpsc;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -188,6 +189,26 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
     let connected = Servers::parse(settings)?.connect().await;
     let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
     Ok(Session { client, _connection: AbortOnDropHandle::new(connection) })
+}
+
+/// Connects outside of the pool and listens on a channel; what is said there comes out of the receiver, until the
+/// connection ends.
+///
+/// # Errors
+/// Why no server could be connected to, or did not let us listen.
+pub async fn listen(
+    settings: &config::Postgres,
+    channel: &str,
+) -> anyhow::Result<(Session, mpsc::UnboundedReceiver<String>)> {
+    let (heard, said) = mpsc::unbounded_channel();
+    let connected = Servers::parse(settings)?.connect_hearing(Some(heard)).await;
+    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    let session = Session { client, _connection: AbortOnDropHandle::new(connection) };
+    let listen = format!("listen {channel}");
+    let listening = session.batch_execute(&listen);
+    let listening = tokio::time::timeout(settings.connect_timeout, listening).await?;
+    listening.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    Ok((session, said))
 }
 
 /// Applies what is missing, each migration in a transaction of its own, one gateway at a time. Returns the names

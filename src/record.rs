@@ -9,6 +9,7 @@
 mod batch;
 mod guarded;
 mod lane;
+mod parked;
 mod single;
 mod statement;
 
@@ -29,6 +30,8 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
+pub(crate) use batch::BatchError;
+pub(crate) use parked::{Parked, Retried};
 pub use statement::TYPES as RECORD_TYPES;
 
 use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, Writer};
@@ -199,6 +202,7 @@ impl Lane {
 fn loop_name(effect: &Effect) -> String {
     match effect {
         Effect::None => "lane:none".to_owned(),
+        Effect::Pull => "lane:pull".to_owned(),
         Effect::Function { name, .. } => format!("lane:{name}"),
         Effect::Rust { name, .. } => format!("lane:rust:{name}"),
     }

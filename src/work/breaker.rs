@@ -20,8 +20,12 @@ pub(super) struct Breaker {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// As many at once as this.
-    Closed { ramp: usize },
-    Open { until: Instant },
+    Closed {
+        ramp: usize,
+    },
+    Open {
+        until: Instant,
+    },
     /// One delivery tries.
     Trying,
 }

@@ -4,13 +4,15 @@
 //! rate, and a lease that lasts. Nothing here waits for another target.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use rand::Rng as _;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep_until;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::breaker::Breaker;
 use super::jobs::{Ended, Ending, JobsError, Task};
@@ -184,8 +186,12 @@ impl Deliveries {
             let started = Instant::now();
             let result = match message(&task, &target.config.name) {
                 Some(message) => {
-                    let delivered = tokio::time::timeout(deadline, target.target.deliver(&message)).await;
-                    delivered.unwrap_or_else(|_elapsed| Err(silent()))
+                    let delivery = AssertUnwindSafe(target.target.deliver(&message)).catch_unwind();
+                    match tokio::time::timeout(deadline, delivery).await {
+                        Ok(Ok(delivered)) => delivered,
+                        Ok(Err(_panic)) => Err(ours("the delivery panicked; standard error has its message")),
+                        Err(_elapsed) => Err(silent()),
+                    }
                 }
                 None => Err(gone()),
             };
@@ -318,9 +324,9 @@ impl Deliveries {
     }
 }
 
+/// However the loop ends, what it took and did not begin is soon another's.
 impl Drop for Deliveries {
     fn drop(&mut self) {
-        info!(queue = &*self.queue, under_way = self.under_way, "deliveries to a target ended");
         self.give_back();
     }
 }
@@ -367,12 +373,20 @@ fn message(task: &Task, target: &str) -> Option<Message> {
 
 /// The target's own time-out should have ended it.
 fn silent() -> Undelivered {
-    Undelivered { fault: Fault::Target, cause: "no answer in time".to_owned(), retry_after: None, word: "timeout" }
+    Undelivered {
+        fault: Fault::Target,
+        cause: "no answer in time".to_owned(),
+        retry_after: None,
+        word: "timeout",
+    }
 }
 
 fn gone() -> Undelivered {
-    let cause = "its body is gone: retention.body is shorter than its attempts took".to_owned();
-    Undelivered { fault: Fault::Ours, cause, retry_after: None, word: "ours" }
+    ours("its body is gone: retention.body is shorter than its attempts took")
+}
+
+fn ours(cause: &str) -> Undelivered {
+    Undelivered { fault: Fault::Ours, cause: cause.to_owned(), retry_after: None, word: "ours" }
 }
 
 #[cfg(test)]

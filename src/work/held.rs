@@ -28,6 +28,10 @@ impl Held {
         self.lock().get(attempt).is_some_and(|asked| now.saturating_duration_since(*asked) < lease / 2)
     }
 
+    pub(super) fn any_of(&self, queue: &str) -> bool {
+        self.lock().keys().any(|attempt| *attempt.queue == *queue)
+    }
+
     /// Those that were asked for longer ago than that.
     pub(super) fn older_than(&self, age: Duration, now: Instant) -> Vec<Attempt> {
         let held = self.lock();

@@ -156,7 +156,12 @@ impl Jobs {
         let rows = self
             .transact(
                 text,
-                &[(&&**queue, Type::TEXT), (&count, Type::INT4), (&lease, Type::INT8), (&since, Type::TIMESTAMPTZ)],
+                &[
+                    (&&**queue, Type::TEXT),
+                    (&count, Type::INT4),
+                    (&lease, Type::INT8),
+                    (&since, Type::TIMESTAMPTZ),
+                ],
             )
             .await?;
         taken(queue, &rows).map_err(|error| failed(&error))
@@ -276,8 +281,7 @@ impl Jobs {
     }
 
     /// Tells whoever listens that there is something in these queues.
-    pub(crate) async fn notify(&self, queues: &[Arc<str>]) -> Result<(), JobsError> {
-        let queues: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
+    pub(crate) async fn notify(&self, queues: &[String]) -> Result<(), JobsError> {
         let text = include_str!("../../sql/queries/notify.sql");
         self.transact(text, &[(&queues, Type::TEXT_ARRAY)]).await.map(drop)
     }
@@ -285,17 +289,22 @@ impl Jobs {
     /// BEGIN, the statement and COMMIT leave together. Rows are given back only once the commit is confirmed: what is
     /// worked on without it would be worked on twice.
     async fn transact(&self, text: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, JobsError> {
-        let client = self.pool.get().await.map_err(|error| JobsError {
-            trouble: Trouble::Resources,
-            cause: db::describe_pool(&error),
-        })?;
+        let client = self
+            .pool
+            .get()
+            .await
+            .map_err(|error| JobsError { trouble: Trouble::Resources, cause: db::describe_pool(&error) })?;
         let ms = STATEMENT.as_millis();
         let begin = format!(
             "begin isolation level read committed, read write; set local statement_timeout = '{ms}ms'; \
              set local lock_timeout = '2s'; set local idle_in_transaction_session_timeout = '{ms}ms'"
         );
         let sent = async {
-            join!(client.batch_execute(&begin), client.query_typed(text, parameters), client.batch_execute("commit"))
+            join!(
+                client.batch_execute(&begin),
+                client.query_typed(text, parameters),
+                client.batch_execute("commit")
+            )
         };
         let Ok((begun, rows, committed)) = timeout(STATEMENT * 2, sent).await else {
             drop(Object::take(client));
@@ -333,7 +342,8 @@ fn key(row: &Row) -> Result<EventKey, tokio_postgres::Error> {
 }
 
 fn taken(queue: &Arc<str>, rows: &[Row]) -> Result<Taken, tokio_postgres::Error> {
-    let mut taken = Taken { tasks: Vec::new(), buried: Vec::new(), first_due: None, now: Timestamp::UNIX_EPOCH };
+    let mut taken =
+        Taken { tasks: Vec::new(), buried: Vec::new(), first_due: None, now: Timestamp::UNIX_EPOCH };
     for row in rows {
         taken.now = row.try_get("now")?;
         if row.try_get::<_, Option<&[u8]>>("key")?.is_none() {

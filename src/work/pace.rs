@@ -26,7 +26,11 @@ impl Pace {
         let filled = now.saturating_duration_since(self.at).as_secs_f64() * rate;
         self.at = now;
         self.have = (self.have + filled).min((rate / 10.0).max(1.0));
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and not below zero")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "small and not below zero"
+        )]
         let room = self.have as usize;
         room
     }

@@ -60,7 +60,12 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         };
         failures += 1;
         if failures.is_power_of_two() {
-            warn!(cause = error.cause, results = batch.len(), failures, "results of attempts cannot be told yet");
+            warn!(
+                cause = error.cause,
+                results = batch.len(),
+                failures,
+                "results of attempts cannot be told yet"
+            );
         }
         if !error.trouble.may_pass() {
             if together == 1 && failures > HOPELESS_AFTER {

@@ -85,7 +85,10 @@ fn a_target_has_defaults() {
     let TargetKind::Http(http) = &mut wanted.kind;
     http.secrets = vec![Key::webhooks(SECRET).unwrap()];
     assert_eq!(format!("{target:?}"), format!("{wanted:?}"));
-    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types: Vec::new() }]);
+    assert_eq!(
+        config.sources["a"].targets,
+        [Route { target: "orders".into(), types: Vec::new(), attempts_max: 20 }]
+    );
 }
 
 #[test]
@@ -266,7 +269,7 @@ fn sources_name_targets_that_are_there() {
     let config =
         load("source.a.targets = [{ name = \"orders\", types = [\"invoice.*\", \"customer.created\"] }]");
     let types = ["invoice.*", "customer.created"].map(|text| TypePattern::parse(text).unwrap()).to_vec();
-    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types }]);
+    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types, attempts_max: 20 }]);
 }
 
 #[test]

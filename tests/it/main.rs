@@ -23,6 +23,7 @@ mod key_rule;
 mod keyring;
 mod log;
 mod once;
+mod outbox;
 mod own_schemes;
 mod pooler;
 mod postgres_away;

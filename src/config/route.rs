@@ -1,6 +1,6 @@
 //! `targets` of a source: which of its events go where.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::settings::{Table, nearest};
@@ -24,6 +24,8 @@ pub struct Route {
     pub target: Arc<str>,
     /// `types = ["invoice.*"]`: any of them. Empty: all events.
     pub types: Vec<TypePattern>,
+    /// The target's `attempts_max`.
+    pub attempts_max: u32,
 }
 
 impl Route {
@@ -69,8 +71,11 @@ impl TypePattern {
     }
 }
 
-/// `targets` of a source; `known` are the names of all targets.
-pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> {
+/// The names of all targets, with their `attempts_max`.
+pub(super) type Known = BTreeMap<String, u32>;
+
+/// `targets` of a source.
+pub(super) fn routes(table: &mut Table, known: &Known) -> Vec<Route> {
     let items = table.named_table_list(KEY, NAME);
     if items.len() > TARGETS_MAX {
         table.error(KEY, format!("{} targets, and {TARGETS_MAX} are the limit", items.len()));
@@ -78,7 +83,9 @@ pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> 
     let mut seen = BTreeSet::new();
     let mut routes = Vec::with_capacity(items.len());
     for mut item in items {
-        let route = Route { target: name(table, &mut item, known).into(), types: types(&mut item) };
+        let name = name(table, &mut item, known);
+        let attempts_max = known.get(&name).copied().unwrap_or_default();
+        let route = Route { target: name.into(), types: types(&mut item), attempts_max };
         if seen.insert(Arc::clone(&route.target)) {
             routes.push(route);
         } else {
@@ -92,15 +99,15 @@ pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> 
 }
 
 /// The name of a target; anything if an error was reported.
-fn name(table: &Table, item: &mut Table, known: &BTreeSet<String>) -> String {
+fn name(table: &Table, item: &mut Table, known: &Known) -> String {
     let name = item.text(NAME).unwrap_or_default();
-    if known.contains(&name) || item.failed(NAME) || !item.is_whole() {
+    if known.contains_key(&name) || item.failed(NAME) || !item.is_whole() {
         return name;
     }
     let message = if name.is_empty() {
         "missing: give the NAME of a [target.NAME]".to_owned()
     } else {
-        let hint = match nearest(&name, known.iter().map(String::as_str)) {
+        let hint = match nearest(&name, known.keys().map(String::as_str)) {
             Some(near) => format!("did you mean {near:?}?"),
             None => format!("add [target.{name}]"),
         };
@@ -138,7 +145,7 @@ mod tests {
 
     fn takes(types: &[&str], event_type: Option<&str>) -> bool {
         let types = types.iter().map(|text| TypePattern::parse(text).unwrap()).collect();
-        Route { target: "t".into(), types }.takes(event_type)
+        Route { target: "t".into(), types, attempts_max: 20 }.takes(event_type)
     }
 
     #[test]

@@ -93,13 +93,13 @@ async fn after_its_last_attempt_an_event_is_dead_and_a_redelivery_arms_it_again(
     let answer = eventually(LONG, async || {
         // What this process remembers is taken back too.
         let answer = deliver(gateway.listen().ok()?, "plain", &event("evt_1", "")).await.ok()?;
-        (answer.header("hapax-rearmed") == Some("true")).then_some(answer)
+        answer.rearmed.then_some(answer)
     });
     let answer = answer.await?;
     assert_eq!((answer.status, answer.outcome.as_str()), (200, "duplicate"));
     until_status(&scene, "evt_1", "done").await?;
     let answer = deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?;
-    assert_eq!((answer.status, answer.header("hapax-rearmed")), (200, None), "of a done one it is a no-op");
+    assert_eq!((answer.status, answer.rearmed), (200, false), "of a done one it is a no-op");
     assert_eq!(receiver.taken(), BTreeMap::from([("evt_1".to_owned(), 1)]));
     Ok(())
 }

@@ -25,6 +25,7 @@ mod log;
 mod once;
 mod outbox;
 mod own_schemes;
+mod parking;
 mod pooler;
 mod postgres_away;
 mod presets;

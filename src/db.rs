@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Timeouts,
+};
+use tokio::sync::mpsc;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -32,6 +35,7 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (2, "key_rule", include_str!("../sql/migrations/0002_key_rule.sql")),
     (3, "handshake", include_str!("../sql/migrations/0003_handshake.sql")),
     (4, "guard", include_str!("../sql/migrations/0004_guard.sql")),
+    (5, "work", include_str!("../sql/migrations/0005_work.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.
@@ -118,6 +122,15 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
     }
 }
 
+/// Why the pool gave no connection.
+#[must_use]
+pub fn describe_pool(error: &PoolError) -> String {
+    match error {
+        PoolError::Backend(error) => describe(error),
+        other => other.to_string(),
+    }
+}
+
 /// A pool as recording uses it. Making it connects to nothing.
 ///
 /// # Errors
@@ -176,6 +189,26 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
     let connected = Servers::parse(settings)?.connect().await;
     let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
     Ok(Session { client, _connection: AbortOnDropHandle::new(connection) })
+}
+
+/// Connects outside of the pool and listens on a channel; what is said there comes out of the receiver, until the
+/// connection ends.
+///
+/// # Errors
+/// Why no server could be connected to, or did not let us listen.
+pub async fn listen(
+    settings: &config::Postgres,
+    channel: &str,
+) -> anyhow::Result<(Session, mpsc::UnboundedReceiver<String>)> {
+    let (heard, said) = mpsc::unbounded_channel();
+    let connected = Servers::parse(settings)?.connect_hearing(Some(heard)).await;
+    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    let session = Session { client, _connection: AbortOnDropHandle::new(connection) };
+    let listen = format!("listen {channel}");
+    let listening = session.batch_execute(&listen);
+    let listening = tokio::time::timeout(settings.connect_timeout, listening).await?;
+    listening.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    Ok((session, said))
 }
 
 /// Applies what is missing, each migration in a transaction of its own, one gateway at a time. Returns the names

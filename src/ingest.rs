@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::body;
 use crate::challenge::{self, Handover, Reply, Unsigned};
-use crate::claim::{Claim, FastTier, ShortDigest, Tier};
+use crate::claim::{Claim, FastTier, Lifetime, ShortDigest, Tier};
 use crate::config::{Config, InFlight, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
@@ -32,11 +32,12 @@ use crate::identify::{Content, Event, Identified, identify};
 use crate::keyring::{Keyring, Trouble};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
-use crate::record::{How, RecordError, Recorder, Verdict};
+use crate::record::{How, RecordError, Recorder, Standing, Verdict};
 use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
 use crate::verify::verify_with;
+use crate::work::Workers;
 
 type Delivered = Result<Outcome, Failure>;
 
@@ -65,6 +66,7 @@ struct View {
     keyring: Keyring,
     tier: FastTier,
     recorder: Recorder,
+    workers: Workers,
 }
 
 /// What a request turned out to be, in front of the boundary.
@@ -118,7 +120,7 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        (keyring, tier, recorder): (Keyring, FastTier, Recorder),
+        (keyring, tier, recorder, workers): (Keyring, FastTier, Recorder, Workers),
         metrics: Arc<Metrics>,
         log: Log,
         tasks: Tasks,
@@ -126,7 +128,7 @@ impl Gateway {
         let handovers = Handovers::new(&config.postgres);
         handovers.follow(config, &tasks);
         Self {
-            view: ArcSwap::from_pointee(View::new(config, keyring, tier, recorder)),
+            view: ArcSwap::from_pointee(View::new(config, (keyring, tier, recorder, workers))),
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
             flights: Arc::default(),
@@ -150,8 +152,11 @@ impl Gateway {
         let sources = config.sources.values().map(AsRef::as_ref);
         let recorder = before.recorder.tuned(&config.postgres, sources)?;
         let keyring = before.keyring.tuned(config)?;
+        let workers = before.workers.clone();
+        let prepared = workers.prepare(config, before.tier.tuned(&config.fast_tier))?;
         self.handovers.follow(config, &self.tasks);
-        self.view.store(Arc::new(View::new(config, keyring, tier, recorder)));
+        workers.take_up(prepared);
+        self.view.store(Arc::new(View::new(config, (keyring, tier, recorder, workers))));
         Ok(())
     }
 
@@ -198,7 +203,10 @@ impl Gateway {
 }
 
 impl View {
-    fn new(config: &Config, keyring: Keyring, tier: FastTier, recorder: Recorder) -> Self {
+    fn new(
+        config: &Config,
+        (keyring, tier, recorder, workers): (Keyring, FastTier, Recorder, Workers),
+    ) -> Self {
         let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
         Self {
             sources: sources.collect(),
@@ -209,6 +217,7 @@ impl View {
             keyring,
             tier,
             recorder,
+            workers,
         }
     }
 
@@ -251,7 +260,9 @@ impl View {
                 let landed = timeout_at(deadline.into(), landed).await;
                 times.claim = waiting.elapsed();
                 match landed {
-                    Ok(Ok(Ok(Outcome::Accepted | Outcome::Rejected))) => Ok(Outcome::Duplicate(Tier::Flight)),
+                    Ok(Ok(Ok(
+                        Outcome::Accepted | Outcome::Rejected | Outcome::Parked | Outcome::Rearmed,
+                    ))) => Ok(Outcome::Duplicate(Tier::Flight)),
                     Ok(Ok(delivered)) => delivered,
                     Ok(Err(lost)) => Err(internal(&lost.to_string())),
                     Err(_elapsed) => Err(Failure::new(Stage::Claim, Code::InFlight)),
@@ -288,7 +299,7 @@ impl View {
         let recorded = self.record(metrics, source, event, deadline, how).await;
         times.record = started.elapsed();
         metrics.recorded(times.record);
-        if let (Err(_), Some(lease)) = (&recorded, lease) {
+        if let (false, Some(lease)) = (has_marker(&recorded), lease) {
             self.tier.release(&event.tier_key(), lease).await;
         }
         recorded
@@ -343,6 +354,10 @@ impl View {
         let (outcome, stamp) = match recorded.verdict() {
             Verdict::Accepted => (Outcome::Accepted, event.stamp()),
             Verdict::Rejected => (Outcome::Rejected, event.stamp()),
+            Verdict::Parked => (Outcome::Parked, event.stamp()),
+            Verdict::Known(digest) if digest == event.digest && recorded.standing() == Standing::Rearmed => {
+                (Outcome::Rearmed, event.stamp())
+            }
             Verdict::Known(digest) if digest == event.digest => {
                 (Outcome::Duplicate(Tier::Postgres), event.stamp())
             }
@@ -353,8 +368,29 @@ impl View {
             warn!(source, event.id = %id, "what is signed came before under another id; the event is accepted");
             metrics.signature_reused("report");
         }
-        self.tier.settle(event, stamp, recorded.generation());
+        let (key, generation) = (event.tier_key(), recorded.generation());
+        match recorded.standing() {
+            Standing::Settled => self.tier.settle(&key, stamp, generation, Lifetime::Settled),
+            Standing::Open => self.tier.settle(&key, stamp, generation, Lifetime::Open),
+            Standing::Failed | Standing::Rearmed => self.tier.forget(&key),
+        }
+        self.announce(source, event, &outcome, recorded.standing());
         Ok(outcome)
+    }
+}
+
+impl View {
+    /// Wakes whoever has something to do now.
+    fn announce(&self, source: &Source, event: &Event, outcome: &Outcome, standing: Standing) {
+        let event_type = event.event_type.as_deref();
+        match (outcome, standing) {
+            (Outcome::Accepted, Standing::Open) => self.workers.announce(source, event_type),
+            (Outcome::Rearmed, _) => {
+                self.workers.announce(source, event_type);
+                self.workers.announce_parked(source);
+            }
+            _ => {}
+        }
     }
 }
 
@@ -389,6 +425,10 @@ impl Visit {
         if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
             gateway.metrics.duplicate(*tier);
         }
+        if matches!(result, Ok(Outcome::Rearmed)) {
+            gateway.metrics.duplicate(Tier::Postgres);
+            gateway.metrics.work.rearmed(source);
+        }
         if self.view.request_log == RequestLog::Failed && verdict.status.is_success() {
             return;
         }
@@ -406,6 +446,7 @@ impl Visit {
         }
         match result {
             Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) => line.text("tier", tier.as_str()),
+            Ok(Outcome::Rearmed) => line.text("rearmed", "true"),
             Ok(Outcome::Batch(tally)) => {
                 line.text("items.outcomes", &tally.text());
                 if let Some(failure) = &tally.failure {
@@ -538,14 +579,15 @@ fn refused_handshake(code: Code) -> Failure {
     Failure::new(Stage::Challenge, code)
 }
 
-/// The event is committed: with this body, or with another one. `None` if what is signed is watched and not known to the
-/// tier: only Postgres can say whose it is.
+/// The event is committed with this body. `None` if with another one: Postgres notes that, and where what is signed is
+/// watched, only Postgres can say whose it is.
 fn recognised(event: &Event, committed: ShortDigest, tier: Tier) -> Option<Outcome> {
-    if committed == ShortDigest::of(event.stamp()) {
-        Some(Outcome::Duplicate(tier))
-    } else {
-        event.guard.is_none().then_some(Outcome::Mismatch(tier))
-    }
+    (committed == ShortDigest::of(event.stamp())).then_some(Outcome::Duplicate(tier))
+}
+
+/// Whether a marker stands in the place of the delivery's lease.
+fn has_marker(delivered: &Delivered) -> bool {
+    !matches!(delivered, Err(_) | Ok(Outcome::Parked | Outcome::Rearmed))
 }
 
 fn not_recorded(error: RecordError) -> Failure {

@@ -1,6 +1,7 @@
 //! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
 
 mod loops;
+mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+pub use self::work::WorkMetrics;
 use crate::claim::Tier;
 use crate::db::Trouble;
 use crate::tasks::LoopState;
@@ -143,6 +145,8 @@ pub struct Metrics {
     markers_dropped: Counter,
     breaker_openings: Counter,
     signatures_reused: Family<GuardLabels, Counter>,
+    /// Of queues and workers.
+    pub work: WorkMetrics,
     redis_in_use: Gauge,
     /// Connections from providers that are open.
     pub connections: Gauge,
@@ -220,6 +224,7 @@ impl Metrics {
         let duplicates = Tiers::registered(&mut registry);
         let stage_seconds = Stages::registered(&mut registry);
         let reloads = Reloads::registered(&mut registry);
+        let work = WorkMetrics::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -233,6 +238,7 @@ impl Metrics {
             markers_dropped: Counter::default(),
             breaker_openings: Counter::default(),
             signatures_reused: Family::default(),
+            work,
             redis_in_use: Gauge::default(),
             connections: Gauge::default(),
             requests_in_flight: Gauge::default(),

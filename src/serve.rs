@@ -29,6 +29,7 @@ use crate::record::Recorder;
 use crate::reload::{self, Live, Reload};
 use crate::server::{self, Closing, Door, Limits};
 use crate::tasks::{Beat, Tasks};
+use crate::work::Workers;
 
 /// Pause between looks at a database that is not ready.
 const SCHEMA_PAUSE: Duration = Duration::from_secs(1);
@@ -89,7 +90,17 @@ pub async fn start(
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, effects, &metrics, &tasks)?;
     let keyring = Keyring::start(&config, Arc::clone(&metrics), tasks.clone())?;
-    let parts = (keyring, tier, recorder);
+    let workers = {
+        let connections = config.work.connections;
+        let pool = db::pool_when(
+            &config::Postgres { connections, ..config.postgres.clone() },
+            Arc::clone(&schema_ready),
+        )?;
+        let tuned = Arc::new(tier.tuned(&config.fast_tier));
+        Workers::start(pool, current.subscribe(), tuned, effects, Arc::clone(&metrics), tasks.clone())
+    };
+    workers.take_up(workers.prepare(&config, tier.tuned(&config.fast_tier))?);
+    let parts = (keyring, tier, recorder, workers);
     let gateway = Arc::new(Gateway::new(&config, parts, Arc::clone(&metrics), log.clone(), tasks.clone()));
     metrics.settings_in_use(jiff::Timestamp::now());
 
@@ -209,7 +220,7 @@ pub fn needs(config: &Config) -> Needs {
 /// The effect functions that the sources name, each once.
 fn effects(config: &Config) -> Vec<String> {
     let functions = config.sources.values().filter_map(|source| match &source.effect {
-        Effect::None | Effect::Rust { .. } => None,
+        Effect::None | Effect::Pull | Effect::Rust { .. } => None,
         Effect::Function { name, .. } => Some(name.clone()),
     });
     functions.collect::<BTreeSet<_>>().into_iter().collect()

@@ -12,10 +12,24 @@ from (values
     ('select on hapax.guard', has_table_privilege('hapax.guard', 'select')),
     ('insert on hapax.guard', has_table_privilege('hapax.guard', 'insert')),
     ('delete on hapax.guard', has_table_privilege('hapax.guard', 'delete')),
+    ('select on hapax.job', has_table_privilege('hapax.job', 'select')),
+    ('insert on hapax.job', has_table_privilege('hapax.job', 'insert')),
+    ('update on hapax.job', has_table_privilege('hapax.job', 'update')),
+    ('delete on hapax.job', has_table_privilege('hapax.job', 'delete')),
+    ('select on hapax.body', has_table_privilege('hapax.body', 'select')),
+    ('select on hapax.body_kept', has_table_privilege('hapax.body_kept', 'select')),
+    ('insert on hapax.body_kept', has_table_privilege('hapax.body_kept', 'insert')),
+    ('select on hapax.mismatch', has_table_privilege('hapax.mismatch', 'select')),
+    ('insert on hapax.mismatch', has_table_privilege('hapax.mismatch', 'insert')),
+    ('select on hapax.share', has_table_privilege('hapax.share', 'select')),
+    ('insert on hapax.share', has_table_privilege('hapax.share', 'insert')),
+    ('update on hapax.share', has_table_privilege('hapax.share', 'update')),
+    ('delete on hapax.share', has_table_privilege('hapax.share', 'delete')),
     ('execute on hapax.record', (
         select bool_and(has_function_privilege(p.oid, 'execute'))
         from pg_catalog.pg_proc p
         where p.pronamespace = 'hapax'::regnamespace
-            and p.proname in ('record', 'record_guarded', 'close', 'generation', 'hash_of', 'readable')))
+            and p.proname in ('record', 'record_guarded', 'close', 'generation', 'hash_of', 'readable', 'rearm',
+                'status_of', 'take_from', 'finish', 'hold', 'share_of', 'bury', 'sweep', 'run_parked', 'begin_parked', 'end_parked', 'add_jobs')))
 ) as wanted(what, held)
 where not wanted.held

@@ -132,7 +132,7 @@ impl Workers {
         tier: Arc<FastTier>,
         effects: &Effects,
         metrics: Arc<Metrics>,
-        tasks: Tasks,
+        tasks: &Tasks,
     ) -> Self {
         let (results, told) = mpsc::unbounded_channel();
         let connections = config.borrow().work.connections;

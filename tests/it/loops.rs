@@ -18,7 +18,8 @@ use crate::harness::scene::{PATIENT, SECRET, Scene, deliver, event};
 use crate::harness::stores;
 use crate::harness::wait::eventually;
 
-/// What must be among the loops, and waits for work most of the time, of a gateway with Redis, the three sources of a scene, and one whose provider hands its secret over.
+/// Loops that a gateway has with Redis, the three sources of a scene, and one whose provider hands its secret over. They wait
+/// for work most of the time.
 const LOOPS: [&str; 11] = [
     "admin_listener",
     "handovers",

@@ -158,11 +158,11 @@ impl Workers {
         let all = of(&shared);
         tasks.spawn_loop("queues", move |beat| wake::look(of(&all), beat));
         let all = of(&shared);
-        tasks.spawn_loop("notifications out", move |beat| wake::tell(of(&all), beat));
+        tasks.spawn_loop("notifications_out", move |beat| wake::tell(of(&all), beat));
         if !shared.config.borrow().postgres.transaction_pooler {
             // Behind one, a session that listens is soon another's.
             let all = of(&shared);
-            tasks.spawn_loop("notifications in", move |beat| wake::listen(of(&all), beat));
+            tasks.spawn_loop("notifications_in", move |beat| wake::listen(of(&all), beat));
         }
         Self { shared, pool, effects: effects.clone() }
     }

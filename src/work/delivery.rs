@@ -85,7 +85,7 @@ impl Deliveries {
             breaker,
             pace: Pace::new(now),
             place: Place::default(),
-            rung: true,
+            rung: false,
             rest_until: now,
             speed: (now, 0, 0),
             failures: 0,

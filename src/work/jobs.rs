@@ -259,12 +259,15 @@ impl Jobs {
     ) -> Result<Vec<Seen>, JobsError> {
         let queues: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
         let text = include_str!("../../sql/queries/look.sql");
-        let rows = self
-            .transact(
-                text,
-                &[(&queues, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ_ARRAY), (&count_max, Type::INT8)],
-            )
-            .await?;
+        let parameters: [Parameter<'_>; 3] =
+            [(&queues, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ_ARRAY), (&count_max, Type::INT8)];
+        let client = self.connection().await?;
+        // By itself: it writes nothing, and an idle gateway asks for nothing else.
+        let Ok(rows) = timeout(STATEMENT, client.query_typed(text, &parameters)).await else {
+            drop(Object::take(client));
+            return Err(silent());
+        };
+        let rows = rows.map_err(|error| failed(&error))?;
         let seen = rows.iter().map(|row| {
             Ok(Seen {
                 queue: row.try_get("queue")?,
@@ -289,14 +292,17 @@ impl Jobs {
         self.transact(text, &[(&queues, Type::TEXT_ARRAY)]).await.map(drop)
     }
 
+    async fn connection(&self) -> Result<Object, JobsError> {
+        self.pool
+            .get()
+            .await
+            .map_err(|error| JobsError { trouble: Trouble::Resources, cause: db::describe_pool(&error) })
+    }
+
     /// BEGIN, the statement and COMMIT leave together. Rows are given back only once the commit is confirmed: what is
     /// worked on without it would be worked on twice.
     async fn transact(&self, text: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, JobsError> {
-        let client = self
-            .pool
-            .get()
-            .await
-            .map_err(|error| JobsError { trouble: Trouble::Resources, cause: db::describe_pool(&error) })?;
+        let client = self.connection().await?;
         let ms = STATEMENT.as_millis();
         let begin = format!(
             "begin isolation level read committed, read write; set local statement_timeout = '{ms}ms'; \
@@ -311,7 +317,7 @@ impl Jobs {
         };
         let Ok((opened, rows, committed)) = timeout(STATEMENT * 2, sent).await else {
             drop(Object::take(client));
-            return Err(JobsError { trouble: Trouble::Lost, cause: "no answer in time".to_owned() });
+            return Err(silent());
         };
         match rows.and_then(|rows| opened.and(committed).map(|()| rows)) {
             Ok(rows) => Ok(rows),
@@ -324,6 +330,10 @@ impl Jobs {
             }
         }
     }
+}
+
+fn silent() -> JobsError {
+    JobsError { trouble: Trouble::Lost, cause: "no answer in time".to_owned() }
 }
 
 fn failed(error: &tokio_postgres::Error) -> JobsError {

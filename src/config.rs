@@ -1,7 +1,7 @@
 //! Settings: what was typed, checked and turned into what may be used.
 //!
-//! `read` and `source` turn the tables of a file into the types here, `secret` fetches what the file only names,
-//! `dsn` and `tls` read what is said about TLS, `relations` compares values with each other, `fixed` and `changes` with the
+//! `read`, `source`, `target` and `route` turn the tables of a file into the types here, `secret` fetches what the file
+//! only names, `dsn` and `tls` read what is said about TLS, `relations` compares values with each other, `fixed` and `changes` with the
 //! settings of a gateway that runs. Only this module reads the file, the environment and files with
 //! secrets.
 //!
@@ -17,8 +17,10 @@ mod keys;
 mod load;
 mod read;
 mod relations;
+mod route;
 mod secret;
 mod source;
+mod target;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -35,6 +37,8 @@ pub use self::changes::Changes;
 pub use self::files::{Files, Look, Looks};
 pub use self::keys::Keys;
 pub use self::load::{Checked, Loaded, check, own_schemes, report};
+pub use self::route::{Route, TypePattern};
+pub use self::target::{Http, Payload, Target, TargetKind};
 pub use crate::guard::Guard;
 use crate::json::{Found, Pointer, Pointers, Slot};
 pub use crate::provider::Ack;
@@ -65,6 +69,10 @@ pub struct Config {
     pub keys: Keys,
     /// `[retention]`
     pub retention: Retention,
+    /// `[work]`
+    pub work: Work,
+    /// `[target.NAME]`
+    pub targets: BTreeMap<String, Arc<Target>>,
     /// `[source.NAME]`
     pub sources: BTreeMap<String, Arc<Source>>,
 }
@@ -311,6 +319,26 @@ pub struct Retention {
     pub body: Duration,
 }
 
+/// `[work]`: what is done with events after they are recorded.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// `connections = 4`: to Postgres, for workers.
+    pub connections: usize,
+    /// `lease = "30s"`: how long a worker that fell silent keeps an event.
+    pub lease: Duration,
+    /// `poll = "1s"`: how often queues are looked at without being told.
+    pub poll: Duration,
+}
+
+/// How long is waited before the next try: anything from nothing to `base`, doubled with each try, up to `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// `retry_base`
+    pub base: Duration,
+    /// `retry_max`
+    pub max: Duration,
+}
+
 /// `[source.NAME]`: one endpoint, `POST /in/NAME`.
 #[derive(Debug, Clone)]
 pub struct Source {
@@ -338,8 +366,16 @@ pub struct Source {
     /// `lock = "/json/pointer"`: effects of one batch run in the order of that value, so that batches of all gateways lock
     /// their rows in one order.
     pub lock: Option<LockRule>,
-    /// `effect = "schema.function" | "rust:NAME" | "none"`
+    /// `effect = "schema.function" | "rust:NAME" | "pull" | "none"`
     pub effect: Effect,
+    /// `on_error = "retry" | "park"`: when the effect fails.
+    pub on_error: OnError,
+    /// `attempts_max = 20`, or 5 with `effect = "pull"`: tries at a parked or pulled event before it is dead.
+    pub attempts_max: u32,
+    /// `retry_base = "1s"`, `retry_max = "1h"`: of parked events.
+    pub retry: Retry,
+    /// `targets = ["orders"]`: where its events are delivered, each target once.
+    pub targets: Vec<Route>,
     /// `guard = "off" | "report" | "refuse"`: signed bytes that come again under another id.
     pub guard: Guard,
     /// `batch_items_max = 1000`: most events in one request of a provider that sends batches.
@@ -365,6 +401,7 @@ impl Source {
     #[must_use]
     pub fn new(name: &str, scheme: Arc<Scheme>, keys: Vec<Key>) -> Self {
         let (ack, guard) = (scheme.ack.clone(), scheme.guard);
+        let on_error = OnError::of(scheme.facts.retries);
         let jwks = scheme.key_set().and_then(KeySet::url).filter(|_| keys.is_empty()).cloned();
         Self {
             guard,
@@ -379,6 +416,10 @@ impl Source {
             public_url: None,
             scope: "-".into(),
             effect: Effect::None,
+            on_error,
+            attempts_max: 20,
+            retry: Retry { base: Duration::from_secs(1), max: Duration::from_secs(3600) },
+            targets: Vec::new(),
             lock: None,
             on_mismatch: OnMismatch::Report,
             batch_items_max: 1_000,
@@ -436,6 +477,8 @@ impl LockRule {
 pub enum Effect {
     /// Only the ledger.
     None,
+    /// Whoever asks the database for it.
+    Pull,
     /// A function that is called with a `hapax.event`.
     Function {
         /// `schema.function`
@@ -453,6 +496,22 @@ pub enum Effect {
         /// As of a function.
         group: Option<String>,
     },
+}
+
+/// What to do when an effect fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnError {
+    /// Record nothing and answer 503, so that the provider sends the event again.
+    Retry,
+    /// Record the event as failed and answer 2xx; workers try the effect again.
+    Park,
+}
+
+impl OnError {
+    /// The default for a provider that retries, or does not.
+    const fn of(retries: bool) -> Self {
+        if retries { Self::Retry } else { Self::Park }
+    }
 }
 
 /// What to do when an id comes again with another body.

@@ -15,6 +15,7 @@
 //! | [`ingest`], [`flight`] | the path itself |
 //! | [`body`], [`keyring`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`effect`] | what happens once for each event, where it is written in Rust |
+//! | [`outbox`] | delivering events to targets, after the commit |
 //! | [`handover`] | secrets that providers hand over |
 //! | [`guard`] | signed bytes that come again under another id |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
@@ -47,6 +48,7 @@ pub mod keyring;
 pub mod log;
 pub mod metrics;
 mod multipart;
+pub mod outbox;
 mod parts;
 pub mod provider;
 pub mod record;

@@ -197,7 +197,7 @@ pub fn needs(config: &Config) -> Needs {
 /// The effect functions that the sources name, each once.
 fn effects(config: &Config) -> Vec<String> {
     let functions = config.sources.values().filter_map(|source| match &source.effect {
-        Effect::None | Effect::Rust { .. } => None,
+        Effect::None | Effect::Pull | Effect::Rust { .. } => None,
         Effect::Function { name, .. } => Some(name.clone()),
     });
     functions.collect::<BTreeSet<_>>().into_iter().collect()

@@ -45,9 +45,11 @@ fn is_same(one: &Source, two: &Source) -> bool {
 }
 
 fn tables(before: &Config, now: &Config) -> Vec<&'static str> {
-    fn shown(config: &Config) -> [(&'static str, String); 8] {
-        let Config { server, admin, log, postgres, fast_tier, in_flight, retention, keys, sources: _ } =
-            config;
+    fn shown(config: &Config) -> [(&'static str, String); 9] {
+        #[rustfmt::skip]
+        let Config {
+            server, admin, log, postgres, fast_tier, in_flight, retention, keys, work, targets: _, sources: _,
+        } = config;
         [
             ("server", format!("{server:?}")),
             ("admin", format!("{admin:?}")),
@@ -57,6 +59,7 @@ fn tables(before: &Config, now: &Config) -> Vec<&'static str> {
             ("in_flight", format!("{in_flight:?}")),
             ("retention", format!("{retention:?}")),
             ("keys", format!("{keys:?}")),
+            ("work", format!("{work:?}")),
         ]
     }
     let pairs = shown(before).into_iter().zip(shown(now));

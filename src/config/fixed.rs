@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use super::read::Draft;
-use super::{Admin, Config, FastTier, FastTierKind, Postgres, Redis, Secret, Server, TlsText};
+use super::{Admin, Config, FastTier, FastTierKind, Postgres, Redis, Secret, Server, TlsText, Work};
 use crate::settings::{Severity, Table, show_duration, show_size};
 
 /// Reports every value that would need a restart. `running` are the settings in use.
@@ -18,6 +18,8 @@ pub(super) fn check(draft: &Draft, running: &Config) {
     same(&tables.admin, "listen", running.admin.listen, listen);
     postgres(&tables.postgres, &running.postgres, &config.postgres);
     fast_tier(&tables.fast_tier, &running.fast_tier, &config.fast_tier);
+    let Work { connections, lease: _, poll: _ } = config.work;
+    same(&tables.work, "connections", running.work.connections, connections);
 }
 
 // The patterns name every key, so that a new one does not go unnoticed here.
@@ -188,6 +190,7 @@ mod tests {
             ("fast_tier.url", "\"redis://:canary@h\""),
             ("fast_tier.prefix", "\"u:\""),
             ("fast_tier.memory_events", "9"),
+            ("work.connections", "5"),
         ] {
             let said = said("", &format!("{key} = {now}\n")).unwrap_err();
             let line = said.lines().find(|line| line.contains(&format!("error: {key}: ")));
@@ -209,10 +212,11 @@ mod tests {
                    postgres.queue_events = 9000\nfast_tier.lease = \"11s\"\nfast_tier.ttl = \"23h\"\n\
                    fast_tier.timeout = \"51ms\"\nfast_tier.breaker_failures = 6\nfast_tier.on_failure = \"refuse\"\n\
                    fast_tier.memory_ttl = \"4s\"\nin_flight.wait = \"900ms\"\nin_flight.waiters_max = 9\n\
-                   retention.ledger = \"36d\"\nretention.body = \"6d\"\n";
+                   retention.ledger = \"36d\"\nretention.body = \"6d\"\n\
+                   work.lease = \"31s\"\nwork.poll = \"2s\"\n";
         let before = said("", "").unwrap();
         let changed = Changes::between(&before, &said("", now).unwrap()).tables;
-        assert_eq!(changed, ["server", "log", "postgres", "fast_tier", "in_flight", "retention"]);
+        assert_eq!(changed, ["server", "log", "postgres", "fast_tier", "in_flight", "retention", "work"]);
     }
 
     #[test]

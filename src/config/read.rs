@@ -13,7 +13,7 @@ use super::secret::Secrets;
 use super::source::{Defaults, Reading};
 use super::{
     Admin, Config, Effect, FastTier, FastTierKind, InFlight, Log, OnTierFailure, Postgres, Redis, RequestLog,
-    Retention, Secret, Server, SynchronousCommit,
+    Retention, Secret, Server, SynchronousCommit, Work,
 };
 use crate::settings::Table;
 
@@ -32,7 +32,10 @@ pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 fn connections_of(effect: &Effect) -> usize {
     match effect {
         Effect::Function { group: Some(_), .. } | Effect::Rust { group: Some(_), .. } => 2,
-        Effect::Function { group: None, .. } | Effect::Rust { group: None, .. } | Effect::None => 3,
+        Effect::Function { group: None, .. }
+        | Effect::Rust { group: None, .. }
+        | Effect::None
+        | Effect::Pull => 3,
     }
 }
 
@@ -63,6 +66,7 @@ pub(super) struct Tables {
     pub(super) in_flight: Table,
     pub(super) keys: Table,
     pub(super) retention: Table,
+    pub(super) work: Table,
 }
 
 /// Settings before they are compared, without sources.
@@ -82,6 +86,7 @@ impl Draft {
             in_flight: root.table_or_empty("in_flight"),
             keys: root.table_or_empty("keys"),
             retention: root.table_or_empty("retention"),
+            work: root.table_or_empty("work"),
         };
         let config = Config {
             server: server(&mut tables.server),
@@ -92,6 +97,8 @@ impl Draft {
             in_flight: in_flight(&mut tables.in_flight),
             keys: Keys::read(&mut tables.keys, secrets),
             retention: retention(&mut tables.retention),
+            work: work(&mut tables.work),
+            targets: BTreeMap::new(),
             sources: BTreeMap::new(),
         };
         Self { config, tables }
@@ -113,8 +120,9 @@ impl Draft {
 
     /// Reports the keys that nobody asked for.
     pub(super) fn finish(self) -> Config {
-        let Tables { server, admin, log, postgres, fast_tier, in_flight, keys, retention } = self.tables;
-        for table in [server, admin, log, postgres, fast_tier, in_flight, keys, retention] {
+        let Tables { server, admin, log, postgres, fast_tier, in_flight, keys, retention, work } =
+            self.tables;
+        for table in [server, admin, log, postgres, fast_tier, in_flight, keys, retention, work] {
             table.finish();
         }
         self.config
@@ -331,6 +339,15 @@ fn retention(table: &mut Table) -> Retention {
     Retention {
         ledger: table.duration_within("ledger", HORIZON).unwrap_or(days(35)),
         body: table.duration_within("body", HORIZON).unwrap_or(days(7)),
+    }
+}
+
+fn work(table: &mut Table) -> Work {
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    Work {
+        connections: count(table, "connections", 1..=100, 4),
+        lease: table.duration_within("lease", second..=60 * minute).unwrap_or(30 * second),
+        poll: table.duration_within("poll", Duration::from_millis(100)..=minute).unwrap_or(second),
     }
 }
 

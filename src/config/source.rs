@@ -14,7 +14,7 @@ use super::keys::{key_set, local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
 use super::secret::{Secrets, origin};
-use super::{Ack, Effect, Guard, LockRule, OnMismatch, Server, Source, Tolerance};
+use super::{Ack, Effect, Guard, LockRule, OnError, OnMismatch, Retry, Server, Source, Tolerance};
 use crate::provider::pin::Pinned;
 use crate::provider::{Facts, Key, PublicKey, Scheme};
 use crate::settings::{Table, nearest};
@@ -190,6 +190,10 @@ impl Reading {
             public_url: draft.public_url,
             scope: draft.scope,
             effect,
+            on_error: OnError::of(self.traits?.facts.retries),
+            attempts_max: 20,
+            retry: Retry { base: Duration::from_secs(1), max: Duration::from_secs(3600) },
+            targets: Vec::new(),
             lock: draft.lock,
             on_mismatch: draft.on_mismatch,
             guard: draft.guard,

@@ -463,7 +463,7 @@ fn effects_are_functions_by_full_name() {
     assert_eq!(config.sources["a"].effect, Effect::None);
     let of = |text: &str| match &load(text).sources["a"].effect {
         Effect::Function { group, .. } | Effect::Rust { group, .. } => group.clone(),
-        Effect::None => panic!("no effect"),
+        Effect::None | Effect::Pull => panic!("no effect"),
     };
     assert_eq!(of(&format!("{group} = \"g\"")).as_deref(), Some("g"));
     assert_eq!(of(&format!("{group} = \"g\"\nsource.a.effect_parallel = true")), None);

@@ -211,7 +211,7 @@ impl Writer {
         effects: &Effects,
     ) -> Result<Self, UnknownEffects> {
         let (function, rust, group, batched) = match effect {
-            Effect::None => (None, None, None, true),
+            Effect::None | Effect::Pull => (None, None, None, true),
             Effect::Function { name, group, batched } => (Some(name.clone()), None, group.clone(), *batched),
             Effect::Rust { name, group } => (None, Some(effects.get(name)?), group.clone(), false),
         };

@@ -52,6 +52,12 @@ impl EventKey {
         Self::of_parts(&[source.as_bytes(), scope.as_bytes(), id.as_bytes(), &digest.0])
     }
 
+    /// The key in the fast tier of an event whose signed bytes are watched.
+    #[must_use]
+    pub fn guarded(&self) -> Self {
+        Self::of_parts(&[b"guarded", &self.0])
+    }
+
     fn of_parts(parts: &[&[u8]]) -> Self {
         let mut context = Context::new(&SHA256);
         for part in parts {
@@ -107,7 +113,7 @@ impl Event {
     pub fn tier_key(&self) -> EventKey {
         match self.guard {
             None => self.key,
-            Some(_) => EventKey::of_parts(&[b"guarded", &self.key.0]),
+            Some(_) => self.key.guarded(),
         }
     }
 

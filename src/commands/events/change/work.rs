@@ -1,0 +1,76 @@
+//! What there is to do for an event that is replayed, by the settings of today.
+
+use super::super::ledger::{Event, Work};
+use super::super::tally::Outcome;
+use crate::config::{Config, Effect, Source};
+
+/// What the settings say of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// There is something to do.
+    Work,
+    /// There is nothing.
+    Nothing,
+    /// Nobody knows.
+    NoSource,
+}
+
+impl Known {
+    /// What came of it, by the word of the database: it calls an event settled for which it was given nothing.
+    pub(super) fn over(self, word: &str) -> Outcome {
+        match (self, Outcome::of(word)) {
+            (Self::Nothing, Outcome::Settled) => Outcome::Nothing,
+            (Self::NoSource, Outcome::Settled) => Outcome::NoSource,
+            (_, outcome) => outcome,
+        }
+    }
+}
+
+/// What there is to do for each of the events, in all or for one target.
+pub(super) fn of(config: &Config, events: &[Event], target: Option<&str>) -> (Work, Vec<Known>) {
+    let mut work = Work::default();
+    let mut known = Vec::with_capacity(events.len());
+    // Places in SQL begin at 1.
+    for (at, event) in (1..).zip(events) {
+        let source = config.sources.get(&event.source);
+        let jobs = source.map(|source| jobs(config, source, event.kind.as_deref(), target));
+        known.push(match &jobs {
+            None => Known::NoSource,
+            Some(jobs) if jobs.is_empty() => Known::Nothing,
+            Some(_) => Known::Work,
+        });
+        work.acts.push(source.is_some_and(|source| source.effect != Effect::None));
+        for (queue, attempts) in jobs.unwrap_or_default() {
+            work.at.push(at);
+            work.queues.push(queue);
+            work.attempts.push(i32::try_from(attempts).unwrap_or(i32::MAX));
+        }
+    }
+    (work, known)
+}
+
+/// Queues, and how often each may be tried. The targets of an event whose effect runs here follow once that is done.
+fn jobs(
+    config: &Config,
+    source: &Source,
+    event_type: Option<&str>,
+    target: Option<&str>,
+) -> Vec<(String, u32)> {
+    let attempts = source.attempts_max;
+    let first = match (&source.effect, target) {
+        (_, Some(_)) | (Effect::None, None) => None,
+        (Effect::Pull, None) => Some((format!("pull:{}", source.name), attempts)),
+        (Effect::Function { .. } | Effect::Rust { .. }, None) => {
+            return vec![(format!("effect:{}", source.name), attempts)];
+        }
+    };
+    let routes = source
+        .targets
+        .iter()
+        .filter(|route| target.is_none_or(|target| target == &*route.target) && route.takes(event_type));
+    let deliveries = routes.filter_map(|route| {
+        let target = config.targets.get(&*route.target)?;
+        Some((format!("target:{}", route.target), target.attempts_max))
+    });
+    first.into_iter().chain(deliveries).collect()
+}

@@ -18,7 +18,7 @@ use quick_cache::sync::Cache;
 use crate::config::{self, FastTierKind};
 use crate::error::Code;
 use crate::generation::{Generation, Heartbeat};
-use crate::identify::{Digest, Event, EventKey};
+use crate::identify::{Digest, EventKey};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
 pub use desk::{Desk, Seen, Stands};
@@ -72,6 +72,28 @@ impl Tier {
             Self::Flight => "flight",
             Self::Redis => "redis",
             Self::Postgres => "postgres",
+        }
+    }
+}
+
+/// How long an event may be known as done without asking Postgres.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// As the settings say: nothing is left to do of it.
+    Settled,
+    /// At most [`OPEN_TTL`]: should what is left fail for good, a redelivery has to reach Postgres, even if nobody can
+    /// take the marker back then.
+    Open,
+}
+
+/// The longest that a marker of an event lives of which something is left to do.
+pub const OPEN_TTL: Duration = Duration::from_secs(60);
+
+impl Lifetime {
+    fn within(self, ttl: Duration) -> Duration {
+        match self {
+            Self::Settled => ttl,
+            Self::Open => ttl.min(OPEN_TTL),
         }
     }
 }
@@ -235,18 +257,33 @@ impl FastTier {
     /// The marker replaces whatever stands there. That is safe, since it states a fact: a lease that it replaces
     /// belongs to a delivery that will find the row in Postgres, and a marker of a later generation that it might
     /// replace costs one question more.
-    pub fn settle(&self, event: &Event, stamp: Digest, generation: Generation) {
+    pub fn settle(&self, key: &EventKey, stamp: Digest, generation: Generation, lifetime: Lifetime) {
         let digest = ShortDigest::of(stamp);
-        self.remember(event.tier_key(), digest, generation, Instant::now());
+        if let (Some(memory), now) = (&self.memory, Instant::now()) {
+            let until = now + lifetime.within(self.memory_ttl);
+            memory.insert(*key, Remembered { digest, generation, until });
+        }
         if let Some(redis) = &self.redis {
-            redis.settle(&event.tier_key(), marker::done(generation, digest));
+            redis.settle(key, marker::done(generation, digest), lifetime);
         }
     }
 
-    /// For the next delivery to this process.
+    /// Takes back what was said of an event: its next delivery reaches Postgres. Not waited for, like a marker; what other
+    /// processes remember ends with `memory_ttl`.
+    pub fn forget(&self, key: &EventKey) {
+        if let Some(memory) = &self.memory {
+            memory.remove(key);
+        }
+        if let Some(redis) = &self.redis {
+            redis.forget(key);
+        }
+    }
+
+    /// For the next delivery to this process: no longer than Redis knows it, which is not asked how long that is.
     fn remember(&self, key: EventKey, digest: ShortDigest, generation: Generation, now: Instant) {
         if let Some(memory) = &self.memory {
-            memory.insert(key, Remembered { digest, generation, until: now + self.memory_ttl });
+            let until = now + Lifetime::Open.within(self.memory_ttl);
+            memory.insert(key, Remembered { digest, generation, until });
         }
     }
 

@@ -432,6 +432,25 @@ impl Source {
         }
     }
 
+    /// What is left to do of an event of this type, once it is recorded.
+    pub fn jobs(&self, event_type: Option<&str>) -> impl Iterator<Item = JobRule> {
+        let pulled = (self.effect == Effect::Pull)
+            .then(|| JobRule { queue: format!("pull:{}", self.name), attempts_max: self.attempts_max });
+        let routes = self.targets.iter().filter(move |route| route.takes(event_type));
+        let delivered = routes.map(|route| JobRule {
+            queue: format!("target:{}", route.target),
+            attempts_max: route.attempts_max,
+        });
+        pulled.into_iter().chain(delivered)
+    }
+
+    /// How often the effect of an event may be tried in all, if the event is parked when its effect fails.
+    #[must_use]
+    pub fn parks(&self) -> Option<u32> {
+        let has_effect = matches!(self.effect, Effect::Function { .. } | Effect::Rust { .. });
+        (has_effect && self.on_error == OnError::Park).then_some(self.attempts_max)
+    }
+
     /// Where the keys of its tokens are fetched, if it has none of its own.
     pub(crate) fn key_set(&self) -> Option<&Pinned> {
         self.jwks.as_ref().filter(|_| self.keys.is_empty())
@@ -442,6 +461,15 @@ impl Source {
     pub fn fetches_keys(&self) -> bool {
         self.key_set().is_some() || (self.scheme.has_certificates() && self.certificates.is_empty())
     }
+}
+
+/// A job that an event leaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobRule {
+    /// `target:NAME`, or `pull:SOURCE`.
+    pub queue: String,
+    /// Tries before it is dead.
+    pub attempts_max: u32,
 }
 
 /// A value of the body (in a batch: of the item) that stands for the rows which an effect locks.

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::body;
 use crate::challenge::{self, Handover, Reply, Unsigned};
-use crate::claim::{Claim, FastTier, ShortDigest, Tier};
+use crate::claim::{Claim, FastTier, Lifetime, ShortDigest, Tier};
 use crate::config::{Config, InFlight, RequestLog, Source};
 use crate::error::{Code, Dependency, Stage};
 use crate::flight::{Flights, Seat};
@@ -32,7 +32,7 @@ use crate::identify::{Content, Event, Identified, identify};
 use crate::keyring::{Keyring, Trouble};
 use crate::log::{Line, Log};
 use crate::metrics::Metrics;
-use crate::record::{How, RecordError, Recorder, Verdict};
+use crate::record::{How, RecordError, Recorder, Standing, Verdict};
 use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
@@ -251,7 +251,9 @@ impl View {
                 let landed = timeout_at(deadline.into(), landed).await;
                 times.claim = waiting.elapsed();
                 match landed {
-                    Ok(Ok(Ok(Outcome::Accepted | Outcome::Rejected))) => Ok(Outcome::Duplicate(Tier::Flight)),
+                    Ok(Ok(Ok(
+                        Outcome::Accepted | Outcome::Rejected | Outcome::Parked | Outcome::Rearmed,
+                    ))) => Ok(Outcome::Duplicate(Tier::Flight)),
                     Ok(Ok(delivered)) => delivered,
                     Ok(Err(lost)) => Err(internal(&lost.to_string())),
                     Err(_elapsed) => Err(Failure::new(Stage::Claim, Code::InFlight)),
@@ -288,7 +290,7 @@ impl View {
         let recorded = self.record(metrics, source, event, deadline, how).await;
         times.record = started.elapsed();
         metrics.recorded(times.record);
-        if let (Err(_), Some(lease)) = (&recorded, lease) {
+        if let (false, Some(lease)) = (has_marker(&recorded), lease) {
             self.tier.release(&event.tier_key(), lease).await;
         }
         recorded
@@ -343,6 +345,10 @@ impl View {
         let (outcome, stamp) = match recorded.verdict() {
             Verdict::Accepted => (Outcome::Accepted, event.stamp()),
             Verdict::Rejected => (Outcome::Rejected, event.stamp()),
+            Verdict::Parked => (Outcome::Parked, event.stamp()),
+            Verdict::Known(digest) if digest == event.digest && recorded.standing() == Standing::Rearmed => {
+                (Outcome::Rearmed, event.stamp())
+            }
             Verdict::Known(digest) if digest == event.digest => {
                 (Outcome::Duplicate(Tier::Postgres), event.stamp())
             }
@@ -353,7 +359,15 @@ impl View {
             warn!(source, event.id = %id, "what is signed came before under another id; the event is accepted");
             metrics.signature_reused("report");
         }
-        self.tier.settle(event, stamp, recorded.generation());
+        let lifetime = match recorded.standing() {
+            Standing::Settled => Some(Lifetime::Settled),
+            Standing::Open => Some(Lifetime::Open),
+            Standing::Failed | Standing::Rearmed => None,
+        };
+        match lifetime {
+            Some(lifetime) => self.tier.settle(&event.tier_key(), stamp, recorded.generation(), lifetime),
+            None => self.tier.forget(&event.tier_key()),
+        }
         Ok(outcome)
     }
 }
@@ -389,6 +403,10 @@ impl Visit {
         if let Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) = result {
             gateway.metrics.duplicate(*tier);
         }
+        if matches!(result, Ok(Outcome::Rearmed)) {
+            gateway.metrics.duplicate(Tier::Postgres);
+            gateway.metrics.work.rearmed(source);
+        }
         if self.view.request_log == RequestLog::Failed && verdict.status.is_success() {
             return;
         }
@@ -406,6 +424,7 @@ impl Visit {
         }
         match result {
             Ok(Outcome::Duplicate(tier) | Outcome::Mismatch(tier)) => line.text("tier", tier.as_str()),
+            Ok(Outcome::Rearmed) => line.text("rearmed", "true"),
             Ok(Outcome::Batch(tally)) => {
                 line.text("items.outcomes", &tally.text());
                 if let Some(failure) = &tally.failure {
@@ -538,14 +557,15 @@ fn refused_handshake(code: Code) -> Failure {
     Failure::new(Stage::Challenge, code)
 }
 
-/// The event is committed: with this body, or with another one. `None` if what is signed is watched and not known to the
-/// tier: only Postgres can say whose it is.
+/// The event is committed with this body. `None` if with another one: Postgres notes that, and where what is signed is
+/// watched, only Postgres can say whose it is.
 fn recognised(event: &Event, committed: ShortDigest, tier: Tier) -> Option<Outcome> {
-    if committed == ShortDigest::of(event.stamp()) {
-        Some(Outcome::Duplicate(tier))
-    } else {
-        event.guard.is_none().then_some(Outcome::Mismatch(tier))
-    }
+    (committed == ShortDigest::of(event.stamp())).then_some(Outcome::Duplicate(tier))
+}
+
+/// Whether a marker stands in the place of the delivery's lease.
+fn has_marker(delivered: &Delivered) -> bool {
+    !matches!(delivered, Err(_) | Ok(Outcome::Parked | Outcome::Rearmed))
 }
 
 fn not_recorded(error: RecordError) -> Failure {

@@ -1,5 +1,7 @@
 //! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
 
+mod work;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+pub use self::work::WorkMetrics;
 use crate::claim::Tier;
 use crate::db::Trouble;
 
@@ -139,6 +142,8 @@ pub struct Metrics {
     markers_dropped: Counter,
     breaker_openings: Counter,
     signatures_reused: Family<GuardLabels, Counter>,
+    /// Of queues and workers.
+    pub work: WorkMetrics,
     redis_in_use: Gauge,
     /// Connections from providers that are open.
     pub connections: Gauge,
@@ -216,6 +221,7 @@ impl Metrics {
         let duplicates = Tiers::registered(&mut registry);
         let stage_seconds = Stages::registered(&mut registry);
         let reloads = Reloads::registered(&mut registry);
+        let work = WorkMetrics::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -229,6 +235,7 @@ impl Metrics {
             markers_dropped: Counter::default(),
             breaker_openings: Counter::default(),
             signatures_reused: Family::default(),
+            work,
             redis_in_use: Gauge::default(),
             connections: Gauge::default(),
             requests_in_flight: Gauge::default(),

@@ -37,8 +37,34 @@ use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, W
 #[derive(Debug, Clone, Copy)]
 pub struct Recorded {
     verdict: Verdict,
+    standing: Standing,
     generation: Generation,
     repeated: bool,
+}
+
+/// What is left to do of a committed event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing: a redelivery changes nothing.
+    Settled,
+    /// Something is under way or waits for its turn. Should it fail in the end, a redelivery has a part to play.
+    Open,
+    /// Its effect failed and is to be tried again, or it is dead: a redelivery must reach Postgres.
+    Failed,
+    /// It was failed or dead, and this redelivery has armed it again.
+    Rearmed,
+}
+
+impl Standing {
+    fn read(status: &str) -> Option<Self> {
+        Some(match status {
+            "done" | "rejected" | "unidentified" => Self::Settled,
+            "open" => Self::Open,
+            "failed" | "dead" => Self::Failed,
+            "rearmed" => Self::Rearmed,
+            _ => return None,
+        })
+    }
 }
 
 /// What Postgres knows of an event.
@@ -48,6 +74,8 @@ pub enum Verdict {
     Accepted,
     /// New, and its effect refused it for good; committed as such.
     Rejected,
+    /// New, and its effect failed; committed to be tried again.
+    Parked,
     /// Committed earlier, with the given body digest.
     Known(Digest),
 }
@@ -57,6 +85,12 @@ impl Recorded {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict
+    }
+
+    /// What is left to do of it.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.standing
     }
 
     /// Whether it is new, and what is signed came before under another id.
@@ -259,7 +293,7 @@ impl Recorder {
         };
         let deadline = deadline.min(Instant::now() + self.record_timeout);
         let (source, event) = (Arc::clone(source), Arc::clone(event));
-        let delivery = Delivery { source, event, token: rand::random(), deadline };
+        let delivery = Delivery { source, event, token: rand::random(), deadline, fault: None };
         if how == How::Batched {
             match self.record_batched(lane, &delivery).await? {
                 Shared::Reply(reply) => return reply,
@@ -319,7 +353,7 @@ impl Recorder {
         };
         outcome.report(delivery);
         let transient = outcome.is_transient();
-        match outcome.into_reply(written.generation) {
+        match outcome.into_reply(delivery, written.generation) {
             Err(error) if transient => Attempt::Again(error),
             reply => Attempt::Final(reply),
         }
@@ -333,17 +367,21 @@ enum Attempt {
 }
 
 impl Outcome {
-    fn into_reply(self, generation: Generation) -> Reply {
-        let recorded = |verdict| Ok(Recorded { verdict, generation, repeated: false });
+    fn into_reply(self, delivery: &Delivery, generation: Generation) -> Reply {
+        let recorded = |verdict, standing| Ok(Recorded { verdict, standing, generation, repeated: false });
         match self {
-            Self::Accepted { repeated } => Ok(Recorded { verdict: Verdict::Accepted, generation, repeated }),
+            Self::Accepted { repeated } => {
+                let standing = if delivery.leaves_work() { Standing::Open } else { Standing::Settled };
+                Ok(Recorded { verdict: Verdict::Accepted, standing, generation, repeated })
+            }
             Self::Repeated => Err(RecordError::new(
                 Code::SignatureReused,
                 Dependency::None,
                 "what is signed belongs to another event",
             )),
-            Self::Rejected { .. } => recorded(Verdict::Rejected),
-            Self::Known(digest) => recorded(Verdict::Known(digest)),
+            Self::Rejected { .. } => recorded(Verdict::Rejected, Standing::Settled),
+            Self::Parked { .. } => recorded(Verdict::Parked, Standing::Failed),
+            Self::Known { digest, standing } => recorded(Verdict::Known(digest), standing),
             Self::Failed { cause, .. } => {
                 Err(RecordError::new(Code::EffectFailed, Dependency::Effect, cause))
             }

@@ -20,6 +20,9 @@ use crate::error::{Code, Dependency, Stage};
 /// `Hapax-Outcome`: what became of the delivery.
 pub static HAPAX_OUTCOME: HeaderName = HeaderName::from_static("hapax-outcome");
 
+/// `Hapax-Rearmed`: the event had failed, and is tried again because of this delivery.
+pub static HAPAX_REARMED: HeaderName = HeaderName::from_static("hapax-rearmed");
+
 /// A delivery whose event is committed, now or earlier; or a handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -31,6 +34,10 @@ pub enum Outcome {
     Mismatch(Tier),
     /// By this delivery, and the effect refused it for good.
     Rejected,
+    /// By this delivery, and the effect failed: it is tried again from here.
+    Parked,
+    /// By an earlier one; it had failed, and this delivery has armed it again.
+    Rearmed,
     /// No event: the provider expects this answer.
     Handshake(Arc<Reply>),
     /// A batch without items: nothing to commit.
@@ -54,8 +61,17 @@ pub struct Tally {
 pub static HAPAX_ITEMS: HeaderName = HeaderName::from_static("hapax-items");
 
 /// What can become of an item.
-const WORDS: [&str; 8] =
-    ["accepted", "duplicate", "mismatch", "rejected", "unidentified", "refused", "in_flight", "unavailable"];
+const WORDS: [&str; 9] = [
+    "accepted",
+    "duplicate",
+    "mismatch",
+    "rejected",
+    "parked",
+    "unidentified",
+    "refused",
+    "in_flight",
+    "unavailable",
+];
 
 impl Tally {
     /// Counts the items' results. A retry of the provider's then brings only what is missing.
@@ -93,6 +109,7 @@ fn rank(verdict: Verdict) -> u8 {
     match (verdict.outcome, verdict.code) {
         ("unavailable", _) => 9,
         ("in_flight", _) => 8,
+        ("parked", _) => 5,
         ("accepted", _) => 4,
         ("rejected", _) => 3,
         ("mismatch", "none") => 2,
@@ -142,7 +159,10 @@ pub fn level(result: &Result<Outcome, Failure>) -> &'static str {
         Err(failure) if failure.code == Code::Internal => "ERROR",
         Err(failure) if failure.code == Code::SignatureReused => "WARN",
         Err(failure) if failure.dependency == Dependency::None => "INFO",
-        Ok(Outcome::Mismatch(_) | Outcome::Rejected | Outcome::Batch(_)) | Err(_) => "WARN",
+        Ok(
+            Outcome::Mismatch(_) | Outcome::Rejected | Outcome::Parked | Outcome::Rearmed | Outcome::Batch(_),
+        )
+        | Err(_) => "WARN",
     }
 }
 
@@ -173,7 +193,8 @@ fn understood(source: &Source, failure: Verdict) -> Verdict {
 fn committed(source: &Source, outcome: &Outcome) -> Verdict {
     let (outcome, refused) = match outcome {
         Outcome::Accepted => ("accepted", false),
-        Outcome::Duplicate(_) => ("duplicate", false),
+        Outcome::Duplicate(_) | Outcome::Rearmed => ("duplicate", false),
+        Outcome::Parked => ("parked", false),
         Outcome::Rejected => ("rejected", false),
         Outcome::Mismatch(_) => ("mismatch", source.on_mismatch == OnMismatch::Refuse),
         Outcome::Empty => ("empty", false),
@@ -259,6 +280,9 @@ pub fn respond(
         && let Ok(items) = HeaderValue::from_str(&tally.text())
     {
         response.headers_mut().insert(HAPAX_ITEMS.clone(), items);
+    }
+    if matches!(result, Ok(Outcome::Rearmed)) {
+        response.headers_mut().insert(HAPAX_REARMED.clone(), HeaderValue::from_static("true"));
     }
     response.headers_mut().insert(HAPAX_OUTCOME.clone(), HeaderValue::from_static(verdict.outcome));
     response

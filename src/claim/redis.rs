@@ -19,6 +19,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use super::Lifetime;
 use crate::identify::EventKey;
 use crate::metrics::{Metrics, RedisTrouble};
 use crate::tasks::Tasks;
@@ -103,10 +104,11 @@ impl Tuning {
     }
 }
 
-/// A done marker on its way, and how it is to be written.
+/// A done marker on its way, or the end of one, and how it is to be written.
 struct Settled {
     key: String,
-    marker: String,
+    /// And for how many milliseconds; none: what stands there is to go.
+    marker: Option<(String, u64)>,
     tuning: Tuning,
 }
 
@@ -231,7 +233,17 @@ impl RedisTier {
     }
 
     /// Queues a done marker.
-    pub(super) fn settle(&self, key: &EventKey, marker: String) {
+    pub(super) fn settle(&self, key: &EventKey, marker: String, lifetime: Lifetime) {
+        let ttl_ms = millis(lifetime.within(Duration::from_millis(self.tuning.ttl_ms)));
+        self.queue(key, Some((marker, ttl_ms)));
+    }
+
+    /// Queues the end of whatever marker there is, behind those that are on their way.
+    pub(super) fn forget(&self, key: &EventKey) {
+        self.queue(key, None);
+    }
+
+    fn queue(&self, key: &EventKey, marker: Option<(String, u64)>) {
         let settled = Settled { key: self.key(key), marker, tuning: self.tuning };
         if self.link.markers.try_send(settled).is_err() {
             self.link.metrics.marker_dropped(1);
@@ -332,8 +344,12 @@ impl Link {
                 continue;
             };
             let mut pipe = redis::pipe();
-            for Settled { key, marker, tuning } in &batch {
-                pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(tuning.ttl_ms).ignore();
+            for Settled { key, marker, .. } in &batch {
+                match marker {
+                    Some((marker, ttl_ms)) => pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(*ttl_ms),
+                    None => pipe.cmd("DEL").arg(key),
+                };
+                pipe.ignore();
             }
             match timeout(limit, pipe.query_async::<()>(&mut connection)).await {
                 Ok(Ok(())) => {}

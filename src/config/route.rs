@@ -12,6 +12,8 @@ pub struct Route {
     pub target: Arc<str>,
     /// `types = ["invoice.*"]`: any of them. Empty: all events.
     pub types: Vec<TypePattern>,
+    /// The target's `attempts_max`.
+    pub attempts_max: u32,
 }
 
 impl Route {
@@ -63,7 +65,7 @@ mod tests {
 
     fn takes(types: &[&str], event_type: Option<&str>) -> bool {
         let types = types.iter().map(|text| TypePattern::parse(text).unwrap()).collect();
-        Route { target: "t".into(), types }.takes(event_type)
+        Route { target: "t".into(), types, attempts_max: 20 }.takes(event_type)
     }
 
     #[test]

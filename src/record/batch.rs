@@ -13,8 +13,8 @@ use tokio_postgres::types::Type;
 use tracing::warn;
 
 use super::guarded::{self, Guards};
-use super::statement::{Arguments, begin, call, written};
-use super::{RecordError, Recorded, single};
+use super::statement::{Arguments, attempts, begin, call, written};
+use super::{RecordError, Recorded, Standing, single};
 use crate::config::{self, Effect, Source};
 use crate::db::{self, Trouble};
 use crate::effect::{self, Effects, UnknownEffects};
@@ -61,6 +61,8 @@ pub(super) struct Delivery {
     /// Random, and the same over all attempts: tells our own earlier commit from somebody else's.
     pub(super) token: i64,
     pub(super) deadline: Instant,
+    /// How its effect failed already, where it is to be parked for that.
+    pub(super) fault: Option<Arc<str>>,
 }
 
 /// The signed bytes of a request and whose they are to be: the same for all items of a request.
@@ -70,6 +72,21 @@ impl Delivery {
     /// What its transaction claims for the whole request, if that is watched.
     pub(super) fn claimed(&self) -> Option<Claimed> {
         self.event.guard.as_ref().map(|guard| (guard.key, guard.owner))
+    }
+
+    /// What decides about the work that it leaves; who has no id of its own leaves none.
+    pub(super) fn routed(&self) -> Option<(&Source, Option<&str>)> {
+        self.event.identified.then(|| (&*self.source, self.event.event_type.as_deref()))
+    }
+
+    /// Whether anything is left to do once it is committed.
+    pub(super) fn leaves_work(&self) -> bool {
+        self.routed().is_some_and(|(source, event_type)| source.jobs(event_type).next().is_some())
+    }
+
+    /// How often its effect may be tried in all, if it is parked when it fails.
+    pub(super) fn parks(&self) -> Option<i32> {
+        self.source.parks().map(attempts)
     }
 
     /// What its effect locks, as the source declares it.
@@ -123,7 +140,14 @@ pub(super) enum Outcome {
     Rejected {
         message: Option<String>,
     },
-    Known(Digest),
+    /// Committed, and its effect failed: to be tried again. With what it said, unless that was an earlier attempt of ours.
+    Parked {
+        cause: Option<String>,
+    },
+    Known {
+        digest: Digest,
+        standing: Standing,
+    },
     Failed {
         cause: String,
         /// After a serialization failure or a deadlock, where the same again may succeed.
@@ -136,9 +160,15 @@ pub(super) enum Outcome {
 impl Outcome {
     /// An event that its effect refused is answered like any other; only the log says why.
     pub(super) fn report(&self, delivery: &Delivery) {
-        if let Self::Rejected { message: Some(message) } = self {
-            let (source, id) = (&*delivery.source.name, delivery.event.id.escape_debug());
-            warn!(source, event.id = %id, cause = message, "an effect refused an event for good");
+        let (source, id) = (&*delivery.source.name, delivery.event.id.escape_debug());
+        match self {
+            Self::Rejected { message: Some(message) } => {
+                warn!(source, event.id = %id, cause = message, "an effect refused an event for good");
+            }
+            Self::Parked { cause: Some(cause) } => {
+                warn!(source, event.id = %id, cause, "an effect failed; its event is parked, to be tried again");
+            }
+            _ => {}
         }
     }
 
@@ -271,9 +301,24 @@ impl Writer {
         careful: &[bool],
         mode: Mode,
     ) -> Result<Written, BatchError> {
-        if let Some(effect) = &self.rust {
-            return single::write(self, &**effect, deliveries, mode).await;
+        let Some(effect) = &self.rust else { return self.write_together(deliveries, careful, mode).await };
+        let written = single::write(self, &**effect, deliveries, mode).await?;
+        match (deliveries, written.outcomes.as_slice()) {
+            // Nothing of the attempt stays; the event is recorded by itself, with what went wrong.
+            ([delivery], [Outcome::Failed { cause, .. }]) if delivery.parks().is_some() => {
+                let delivery = Delivery { fault: Some(cause.as_str().into()), ..(*delivery).clone() };
+                self.write_together(&[&delivery], &[false], mode).await
+            }
+            _ => Ok(written),
         }
+    }
+
+    async fn write_together(
+        &self,
+        deliveries: &[&Delivery],
+        careful: &[bool],
+        mode: Mode,
+    ) -> Result<Written, BatchError> {
         let client = self.connection().await?;
         let attempt = self.transact(&client, deliveries, careful, mode);
         let answer = timeout(self.commit_timeout, attempt).await;

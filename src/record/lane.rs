@@ -195,7 +195,8 @@ impl Lane {
     /// An effect that always fails is tried less and less often, in larger batches, so that it leaves the machine to the
     /// others. Its events are answered a little later for that.
     fn rest(&mut self, outcomes: &[Outcome]) {
-        let fruitless = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed { .. }));
+        let fruitless =
+            outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed { .. } | Outcome::Parked { .. }));
         self.fruitless = if fruitless { self.fruitless + 1 } else { 0 };
         if self.fruitless > FRUITLESS_MAX {
             let doublings = (self.fruitless - FRUITLESS_MAX).min(10);
@@ -211,7 +212,7 @@ impl Lane {
         self.rest(&written.outcomes);
         let careful_until = Instant::now() + CAREFUL_FOR;
         for (mut job, outcome) in batch.into_iter().zip(written.outcomes) {
-            if matches!(outcome, Outcome::Failed { .. } | Outcome::Rejected { .. }) {
+            if matches!(outcome, Outcome::Failed { .. } | Outcome::Parked { .. } | Outcome::Rejected { .. }) {
                 self.careful_until.insert(Arc::clone(&job.delivery.source.name), careful_until);
             }
             outcome.report(&job.delivery);
@@ -222,11 +223,12 @@ impl Lane {
             {
                 self.backlog.push_back(job);
             } else {
-                job.answer(match outcome {
+                let shared = match outcome {
                     // Out of the batch, which must not wait for its row.
                     Outcome::Locked => Shared::Alone,
-                    outcome => Shared::Reply(outcome.into_reply(written.generation)),
-                });
+                    outcome => Shared::Reply(outcome.into_reply(&job.delivery, written.generation)),
+                };
+                job.answer(shared);
             }
         }
     }

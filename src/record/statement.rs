@@ -9,7 +9,8 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
 
 use super::batch::{BatchError, Delivery, Mode, Outcome, Writer, Written, failed};
-use super::guarded;
+use super::{Standing, guarded};
+use crate::config::Source;
 use crate::db::Trouble;
 use crate::effect;
 use crate::generation::Generation;
@@ -40,6 +41,38 @@ pub(super) struct Arguments<'a> {
     commit_mode: &'a str,
     effect_budget_ms: i64,
     effect_follows: bool,
+    todo: Todo,
+    parks: Vec<Option<i32>>,
+    faults: Vec<Option<&'a str>>,
+}
+
+/// What is left to do of accepted events, one of each for each job.
+#[derive(Default)]
+pub(crate) struct Todo {
+    /// The place of its event, from 1.
+    at: Vec<i32>,
+    queues: Vec<String>,
+    attempts: Vec<i32>,
+}
+
+impl Todo {
+    /// Of events of these sources and types, in order; nothing is left to do of `None`.
+    pub(crate) fn of<'a>(events: impl Iterator<Item = Option<(&'a Source, Option<&'a str>)>>) -> Self {
+        let mut todo = Self::default();
+        for (event, at) in events.zip(1..) {
+            let Some((source, event_type)) = event else { continue };
+            for job in source.jobs(event_type) {
+                todo.at.push(at);
+                todo.queues.push(job.queue);
+                todo.attempts.push(attempts(job.attempts_max));
+            }
+        }
+        todo
+    }
+
+    pub(crate) fn parameters(&self) -> [&(dyn ToSql + Sync); 3] {
+        [&self.at, &self.queues, &self.attempts]
+    }
 }
 
 impl<'a> Arguments<'a> {
@@ -72,6 +105,9 @@ impl<'a> Arguments<'a> {
             commit_mode: writer.commit_mode,
             effect_budget_ms: i64::try_from(mode.statement_timeout.as_millis() / 2).unwrap_or(i64::MAX),
             effect_follows: false,
+            todo: Todo::of(deliveries.iter().map(|delivery| delivery.routed())),
+            parks: deliveries.iter().map(|delivery| delivery.parks()).collect(),
+            faults: deliveries.iter().map(|delivery| delivery.fault.as_deref()).collect(),
         }
     }
 
@@ -80,7 +116,8 @@ impl<'a> Arguments<'a> {
         Self { effect_follows: true, ..self }
     }
 
-    pub(super) fn parameters(&self) -> [&(dyn ToSql + Sync); 21] {
+    pub(super) fn parameters(&self) -> [&(dyn ToSql + Sync); 26] {
+        let [job_at, job_queues, job_attempts] = self.todo.parameters();
         [
             &self.keys,
             &self.tokens,
@@ -103,8 +140,18 @@ impl<'a> Arguments<'a> {
             &self.commit_mode,
             &self.effect_budget_ms,
             &self.effect_follows,
+            job_at,
+            job_queues,
+            job_attempts,
+            &self.parks,
+            &self.faults,
         ]
     }
+}
+
+/// How often something may be tried, as Postgres counts.
+pub(super) fn attempts(count: u32) -> i32 {
+    count.try_into().unwrap_or(i32::MAX)
 }
 
 /// Its place in a batch, as Postgres counts.
@@ -139,7 +186,7 @@ pub(super) fn begin(statement_timeout: Duration) -> String {
 }
 
 /// Of the parameters of `sql/queries/record.sql`, in order.
-pub static TYPES: [Type; 21] = [
+pub static TYPES: [Type; 26] = [
     Type::BYTEA_ARRAY,
     Type::INT8_ARRAY,
     Type::BYTEA_ARRAY,
@@ -161,6 +208,11 @@ pub static TYPES: [Type; 21] = [
     Type::TEXT,
     Type::INT8,
     Type::BOOL,
+    Type::INT4_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::INT4_ARRAY,
+    Type::INT4_ARRAY,
+    Type::TEXT_ARRAY,
 ];
 
 pub(super) fn written(row: &Row, expected: usize) -> Result<Written, BatchError> {
@@ -193,9 +245,17 @@ fn read(row: &Row) -> Result<Option<Written>, tokio_postgres::Error> {
     let outcomes = rows.map(|(((letter, digest), status), raised)| match (letter, digest, status, raised) {
         ('r', _, _, (_, message)) => Some(Outcome::Rejected { message: message.map(str::to_owned) }),
         ('o', _, Some("rejected"), _) => Some(Outcome::Rejected { message: None }),
+        ('o', _, Some("failed"), _) => Some(Outcome::Parked { cause: None }),
         ('a' | 'o', ..) => Some(Outcome::Accepted { repeated: false }),
+        ('p', _, _, (sqlstate, Some(message))) => {
+            let cause = sqlstate.map_or_else(|| message.to_owned(), |state| effect::raised(state, message));
+            Some(Outcome::Parked { cause: Some(cause) })
+        }
         ('g', ..) => Some(Outcome::Repeated),
-        ('d', Some(digest), ..) => digest.try_into().ok().map(|digest| Outcome::Known(Digest(digest))),
+        ('d', Some(digest), Some(status), _) => {
+            let digest = Digest(digest.try_into().ok()?);
+            Some(Outcome::Known { digest, standing: Standing::read(status)? })
+        }
         ('f', _, _, (Some(sqlstate), Some(message))) => {
             let transient = sqlstate == "40001" || sqlstate == "40P01";
             Some(Outcome::Failed { cause: effect::raised(sqlstate, message), transient })

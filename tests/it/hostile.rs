@@ -164,7 +164,9 @@ async fn a_role_without_rights_is_refused_by_name() -> Result<()> {
     }
     admin
         .batch_execute(
-            "grant select, insert on hapax.key_rule to weak; grant select, insert, delete on hapax.guard to weak",
+            "grant select, insert on hapax.key_rule to weak; grant select, insert, delete on hapax.guard to weak;
+             grant select, insert, update, delete on hapax.job, hapax.share to weak; grant select on hapax.body to weak;
+             grant select, insert on hapax.body_kept, hapax.mismatch to weak",
         )
         .await?;
     let gateway = scene.gateway(&without).await?;

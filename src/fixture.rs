@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::body::Received;
 use crate::config::Source;
+use crate::outbox::{Message, message_id};
 use crate::provider::Scheme;
 use crate::settings::{File, Problem};
 
@@ -50,4 +51,24 @@ pub(crate) fn received(
     }
     let head = request.body(()).unwrap().into_parts().0;
     Received { source: Arc::new(source), head, body: body.into() }
+}
+
+/// An event that is to be delivered.
+pub(crate) fn message(body: impl Into<Bytes>) -> Message {
+    Message {
+        id: message_id(&[7; 16], "orders", 0),
+        source: "stripe".into(),
+        scope: "-".to_owned(),
+        event_id: "evt_1".to_owned(),
+        event_type: Some("invoice.paid".to_owned()),
+        key: [7; 16],
+        item: None,
+        digest: [9; 32],
+        body: body.into(),
+        headers: "{}".to_owned(),
+        received_at: now(),
+        provider_time: None,
+        attempt: 1,
+        replay: 0,
+    }
 }

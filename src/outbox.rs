@@ -3,6 +3,12 @@
 //! Invariant: a delivery is done only if the target said so by a 2xx. What is said of a failure names no host, port, path
 //! or word of the target's answer, and no part of the event. Never here: queues, leases, when to try again.
 
+mod address;
+mod connector;
+mod endpoint;
+mod http;
+mod request;
+
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +21,9 @@ use jiff::Timestamp;
 use ring::digest::{Context, SHA256};
 use thiserror::Error;
 
+pub(crate) use self::address::is_public;
+pub(crate) use self::endpoint::Endpoint;
+use self::http::HttpTarget;
 use crate::config;
 
 /// Bytes of a hash that make an id: as many as of a key.
@@ -135,7 +144,8 @@ pub fn message_id(key: &[u8; 16], target: &str, replay: u32) -> String {
 /// # Errors
 /// What of the settings, or of this machine, does not allow it.
 pub fn connect(config: &config::Target) -> anyhow::Result<Arc<dyn Target>> {
-    anyhow::bail!("target {}: deliveries are not part of this version", config.name)
+    let config::TargetKind::Http(http) = &config.kind;
+    Ok(Arc::new(HttpTarget::new(config, http)?))
 }
 
 #[cfg(test)]

@@ -189,11 +189,12 @@ async fn ask_database(before: &Config, now: &Config) -> Result<(), String> {
 }
 
 fn tell(changes: &Changes) {
-    let Changes { added, removed, changed, tables } = changes;
+    let Changes { added, removed, changed, targets, tables } = changes;
     info!(
         sources_added = added.join(", "),
         sources_removed = removed.join(", "),
         sources_changed = changed.join(", "),
+        targets_changed = targets.join(", "),
         tables_changed = tables.join(", "),
         "the settings are taken up"
     );

@@ -320,6 +320,23 @@ impl Table {
         }
     }
 
+    /// A whole number inside `range`, or a word that stands for none (`Some(None)`).
+    pub fn count_or(
+        &mut self,
+        key: &'static str,
+        word: &str,
+        range: RangeInclusive<u64>,
+    ) -> Option<Option<u64>> {
+        match self.get(key)?.value {
+            Value::Text(text) if text == word => Some(None),
+            Value::Text(_) => {
+                let wanted = format!("a whole number from {} to {}; or {word:?}", range.start(), range.end());
+                self.refuse(key, format!("found a string, expected {wanted}"))
+            }
+            _ => self.count(key, range).map(Some),
+        }
+    }
+
     /// A duration above zero, written with its unit: `"50ms"`, `"10s"`, `"5m"`, `"24h"`, `"35d"`.
     pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
         self.duration_wanted(key, DURATION_WANTED)
@@ -501,6 +518,34 @@ impl Table {
                 Value::Table(entries) => tables.push(Table::new(&self.file, place.key, place.at, entries)),
                 other => self.error_at(key, &place, format!("found {}, expected a table", other.kind())),
             }
+        }
+        tables
+    }
+
+    /// A list of tables, where a string stands for a table that has nothing but it, under `name`:
+    /// `["a", { name = "b", … }]`. A single string counts as a list of one.
+    pub fn named_table_list(&mut self, key: &'static str, name: &str) -> Vec<Table> {
+        let Some(entry) = self.get(key) else { return Vec::new() };
+        let list = match entry.value {
+            Value::List(list) => list,
+            Value::Text(_) => vec![entry],
+            other => {
+                self.wrong::<()>(key, &other, "a list of strings and tables");
+                return Vec::new();
+            }
+        };
+        let mut tables = Vec::with_capacity(list.len());
+        for (place, Entry { at, value }) in self.items(key, list) {
+            let entries = match value {
+                Value::Table(entries) => entries,
+                value @ Value::Text(_) => Entries::from([(name.to_owned(), Entry { at, value })]),
+                other => {
+                    let message = format!("found {}, expected a string or a table", other.kind());
+                    self.error_at(key, &place, message);
+                    continue;
+                }
+            };
+            tables.push(Table::new(&self.file, place.key, place.at, entries));
         }
         tables
     }

@@ -1,6 +1,8 @@
 //! How settings differ from those of before: names only, never a value.
 
-use super::{Config, Source};
+use std::collections::BTreeSet;
+
+use super::{Config, Http, Secret, Source, Target, TargetKind};
 use crate::provider::Key;
 
 /// What is different.
@@ -12,7 +14,9 @@ pub struct Changes {
     pub removed: Vec<String>,
     /// Sources of which anything is different, a secret or the scheme included.
     pub changed: Vec<String>,
-    /// Tables other than sources.
+    /// Targets that are new or gone, or of which anything is different, a secret included.
+    pub targets: Vec<String>,
+    /// Tables other than sources and targets.
     pub tables: Vec<&'static str>,
 }
 
@@ -20,7 +24,8 @@ impl Changes {
     /// From `before` to `now`.
     #[must_use]
     pub fn between(before: &Config, now: &Config) -> Self {
-        let mut changes = Self { tables: tables(before, now), ..Self::default() };
+        let mut changes =
+            Self { targets: targets(before, now), tables: tables(before, now), ..Self::default() };
         for (name, source) in &now.sources {
             match before.sources.get(name) {
                 None => changes.added.push(name.clone()),
@@ -34,14 +39,35 @@ impl Changes {
     }
 }
 
+fn targets(before: &Config, now: &Config) -> Vec<String> {
+    let names: BTreeSet<&String> = before.targets.keys().chain(now.targets.keys()).collect();
+    let differs = |name: &&String| match (before.targets.get(*name), now.targets.get(*name)) {
+        (Some(before), Some(now)) => !is_same_target(before, now),
+        _ => true,
+    };
+    names.into_iter().filter(differs).cloned().collect()
+}
+
+/// As of sources.
+fn is_same_target(one: &Target, two: &Target) -> bool {
+    let (TargetKind::Http(ours), TargetKind::Http(theirs)) = (&one.kind, &two.kind);
+    let Http { url: Secret(url), secrets, headers, payload: _, allow_private: _ } = ours;
+    *url == theirs.url.0
+        && is_same_keys(secrets, &theirs.secrets)
+        && *headers == theirs.headers
+        && format!("{one:?}") == format!("{two:?}")
+}
+
+fn is_same_keys(ours: &[Key], theirs: &[Key]) -> bool {
+    ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(one, two)| one.is_same(two))
+}
+
 /// `Debug` shows all that can be typed, but for secrets.
 fn is_same(one: &Source, two: &Source) -> bool {
     let keys = |source: &'_ Source| -> Vec<Key> {
         source.keys.iter().chain(source.handshake_secrets.values()).cloned().collect()
     };
-    let (ours, theirs) = (keys(one), keys(two));
-    let same_keys = ours.len() == theirs.len() && ours.iter().zip(&theirs).all(|(one, two)| one.is_same(two));
-    same_keys && format!("{one:?}") == format!("{two:?}")
+    is_same_keys(&keys(one), &keys(two)) && format!("{one:?}") == format!("{two:?}")
 }
 
 fn tables(before: &Config, now: &Config) -> Vec<&'static str> {
@@ -82,8 +108,10 @@ mod tests {
     }
 
     fn changes(before: &str, now: &str) -> String {
-        let Changes { added, removed, changed, tables } = Changes::between(&read(before), &read(now));
-        format!("+{added:?} -{removed:?} ~{changed:?} {tables:?}")
+        let Changes { added, removed, changed, targets, tables } =
+            Changes::between(&read(before), &read(now));
+        let targets = if targets.is_empty() { String::new() } else { format!(" {targets:?}") };
+        format!("+{added:?} -{removed:?} ~{changed:?}{targets} {tables:?}")
     }
 
     #[test]
@@ -119,5 +147,30 @@ mod tests {
         };
         assert_eq!(changes(&scheme("{body}"), &scheme("{body}")), "+[] -[] ~[] []");
         assert_eq!(changes(&scheme("{body}"), &scheme("v1.{body}")), "+[] -[] ~[\"a\"] []");
+    }
+
+    #[test]
+    fn whatever_is_different_of_a_target_is_named() {
+        let target = |name: &str, more: &str| {
+            format!("[target.{name}]\nkind = \"http\"\nallow_private = true\n{more}\n")
+        };
+        let url = "url = \"http://10.0.0.1/\"";
+        let one = target("t", url);
+        assert_eq!(changes(&one, &one), "+[] -[] ~[] []");
+        let secret = |text: &str| target("t", &format!("{url}\nsecrets = \"{text}\""));
+        let (first, second) = (secret("MDEyMzQ1Njc4OWFiY2RlZg"), secret("MDEyMzQ1Njc4OWFiY2RlZw"));
+        let header = |value: &str| target("t", &format!("{url}\nheaders = {{ a = \"{value}\" }}"));
+        for (before, now) in [
+            (&one, &target("t", "url = \"http://10.0.0.1/x\"")),
+            (&one, &target("t", &format!("{url}\nrate = 7"))),
+            (&one, &first),
+            (&first, &second),
+            (&header("x"), &header("y")),
+            (&one, &String::new()),
+            (&String::new(), &one),
+        ] {
+            assert_eq!(changes(before, now), "+[] -[] ~[] [\"t\"] []", "{before}{now}");
+        }
+        assert_eq!(changes(&one, &target("u", url)), "+[] -[] ~[] [\"t\", \"u\"] []");
     }
 }

@@ -3,7 +3,10 @@
 //! Invariant: the name of a function is two identifiers and nothing else, so that it can stand in a statement. No name of
 //! a function looks like that of a Rust effect.
 
-use super::LockRule;
+use std::time::Duration;
+
+use super::target::attempts_max;
+use super::{LockRule, OnError, Retry};
 use crate::settings::Table;
 
 /// Longest name of a group, in bytes.
@@ -15,16 +18,19 @@ const IDENTIFIER_MAX: usize = 63;
 /// The group of sources without an effect.
 const NO_EFFECT: &str = "none";
 
+/// What stands in the place of an effect where somebody else asks the database for the events.
+const PULL: &str = "pull";
+
 /// What the name of an effect that is written in Rust begins with.
 pub(super) const RUST: &str = "rust:";
 
 /// Longest name of such an effect, in bytes.
 const RUST_NAME_MAX: usize = 63;
 
-/// `effect`
+/// `effect`, if something is called.
 pub(super) fn effect(table: &mut Table) -> Option<String> {
     const KEY: &str = "effect";
-    const WANTED: &str = "give \"none\", \"schema.function\" or \"rust:NAME\"";
+    const WANTED: &str = "give \"none\", \"pull\", \"schema.function\" or \"rust:NAME\"";
     let text = table.text(KEY)?;
     if let Some(name) = text.strip_prefix(RUST) {
         if is_rust_name(name) {
@@ -35,14 +41,18 @@ pub(super) fn effect(table: &mut Table) -> Option<String> {
         return None;
     }
     match text.as_str() {
-        NO_EFFECT => {}
-        "pull" => table.error(KEY, format!("\"pull\" is not available in this version: {WANTED}")),
+        NO_EFFECT | PULL => {}
         _ => match function_problem(&text) {
             None => return Some(text),
             Some(problem) => table.error(KEY, format!("{text:?} {problem}: {WANTED}")),
         },
     }
     None
+}
+
+/// Whether events are asked for, in place of an effect.
+pub(super) fn is_pulled(table: &mut Table) -> bool {
+    !table.failed("effect") && table.text("effect").is_some_and(|text| text == PULL)
 }
 
 fn is_rust_name(name: &str) -> bool {
@@ -168,12 +178,32 @@ fn only_with_effect(table: &mut Table, key: &str, effect: Option<&str>) {
     }
 }
 
-/// There is one way to go on after an error so far; the key is there so that files can say it.
-pub(super) fn check_on_error(table: &mut Table) {
-    const KEY: &str = "on_error";
-    if table.choice(KEY, &[("retry", true), ("park", false)]) == Some(false) {
-        let message = "\"park\" is not available in this version: give \"retry\", which answers 503 so that the \
-                       provider sends the event again";
-        table.error(KEY, message);
+/// What is done with an event that an effect fails on, or that nobody finishes.
+pub(super) struct Failing {
+    pub(super) on_error: OnError,
+    pub(super) attempts_max: u32,
+    pub(super) retry: Retry,
+}
+
+impl Failing {
+    /// `on_error`, `attempts_max`, `retry_base`, `retry_max`; `retries` says whether the provider does.
+    pub(super) fn read(table: &mut Table, effect: Option<&str>, retries: bool) -> Self {
+        const CHOICES: [(&str, OnError); 2] = [("retry", OnError::Retry), ("park", OnError::Park)];
+        let pulled = is_pulled(table);
+        only_with_effect(table, "on_error", effect);
+        let on_error = table.choice("on_error", &CHOICES).unwrap_or(OnError::of(retries));
+        let sound = !table.failed("effect") && !table.failed("on_error");
+        let parks = effect.is_some() && on_error == OnError::Park;
+        if sound && !parks {
+            let written =
+                ["attempts_max", "retry_base", "retry_max"].into_iter().filter(|key| table.has(key));
+            for key in written.filter(|key| !pulled || *key != "attempts_max") {
+                let also = if key == "attempts_max" { ", or with effect = \"pull\"" } else { "" };
+                table.warning(key, format!("does nothing without an effect and on_error = \"park\"{also}"));
+            }
+        }
+        let retry = Retry { base: Duration::from_secs(1), max: Duration::from_secs(3600) };
+        let attempts_max = attempts_max(table, if pulled { 5 } else { 20 });
+        Self { on_error, attempts_max, retry: super::target::retry(table, retry) }
     }
 }

@@ -169,10 +169,12 @@ impl<'a> Parsing<'a> {
         let secrets = Secrets { base, env: self.env, files: &self.files };
         let mut draft = super::read::Draft::read(&mut root, &secrets);
         let defaults = draft.source_defaults();
-        let sources = super::source::read_all(&mut root, &secrets, defaults, self.providers);
+        let targets = super::target::read_all(&mut root, &secrets);
+        let names = targets.iter().map(|target| target.target.name.to_string()).collect();
+        let sources = super::source::read_all(&mut root, &secrets, defaults, self.providers, &names);
         draft.fit_connections(&sources, self.running);
         if root.is_whole() {
-            relations::check(&draft, &sources);
+            relations::check(&draft, &targets, &sources);
             self.running.into_iter().for_each(|running| fixed::check(&draft, running));
         }
         if sources.is_empty() && root.is_whole() && !root.failed("source") {
@@ -180,6 +182,10 @@ impl<'a> Parsing<'a> {
         }
         root.finish();
         let mut config = draft.finish();
+        for target in targets {
+            target.table.finish();
+            config.targets.insert(target.target.name.to_string(), Arc::new(target.target));
+        }
         let mut complete = true;
         for source in sources {
             match source.finish() {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::read::{Draft, connections_needed};
 use super::source::{Quirk, Reading, Traits};
-use super::{FastTierKind, Guard, Tolerance};
+use super::target;
+use super::{FastTierKind, Guard, Retry, Tolerance};
 use crate::provider::Binds;
 use crate::settings::{Severity, Table, show_duration, show_size};
 
@@ -17,7 +18,7 @@ use crate::settings::{Severity, Table, show_duration, show_size};
 pub(super) const ANSWER_MARGIN: Duration = Duration::from_millis(500);
 
 /// Checks everything that can be checked before anything runs.
-pub(super) fn check(draft: &Draft, sources: &[Reading]) {
+pub(super) fn check(draft: &Draft, targets: &[target::Reading], sources: &[Reading]) {
     listeners(draft);
     server(draft);
     postgres(draft);
@@ -26,8 +27,12 @@ pub(super) fn check(draft: &Draft, sources: &[Reading]) {
     retention(draft);
     connections(draft, sources);
     parallel_groups(sources);
+    for target in targets {
+        deliveries(draft, target, sources);
+    }
     for source in sources {
         source_times(draft, source);
+        waits(&source.table, source.draft.failing.retry);
         source_sizes(draft, source);
         if let Some(traits) = &source.traits {
             provider_patience(draft, source, traits);
@@ -289,6 +294,27 @@ fn parallel_groups(sources: &[Reading]) {
             tell(&source.table, Severity::Error, "effect_parallel", message);
         }
     }
+}
+
+fn deliveries(draft: &Draft, reading: &target::Reading, sources: &[Reading]) {
+    let (table, target) = (&reading.table, &reading.target);
+    waits(table, target.retry);
+    let timeout = Part::new(table, "timeout", target.timeout);
+    let lease = Part::new(&draft.tables.work, "lease", draft.config.work.lease);
+    let consequence =
+        "a slow delivery would still be under way when another worker takes its event and delivers it, too";
+    require(Severity::Error, &[timeout], Order::Below, lease, consequence);
+    let named = |source: &Reading| source.draft.routes.iter().any(|route| route.target == target.name);
+    if !sources.iter().any(named) && !sources.iter().any(|source| source.table.failed("targets")) {
+        let message = "no source has it among its targets: nothing is delivered there".to_owned();
+        tell(table, Severity::Warning, "", message);
+    }
+}
+
+fn waits(table: &Table, retry: Retry) {
+    let (base, max) = (Part::new(table, "retry_base", retry.base), Part::new(table, "retry_max", retry.max));
+    let consequence = "no wait would ever grow";
+    require(Severity::Error, &[base], Order::AtMost, max, consequence);
 }
 
 fn source_sizes(draft: &Draft, source: &Reading) {

@@ -1,6 +1,18 @@
 //! `targets` of a source: which of its events go where.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+
+use crate::settings::{Table, nearest};
+
+const KEY: &str = "targets";
+const NAME: &str = "name";
+
+/// Most targets of one source: each is a job for every event.
+const TARGETS_MAX: usize = 64;
+
+/// Most patterns of one route: an event's type is held against each.
+const TYPES_MAX: usize = 256;
 
 /// Longest pattern of a type, in bytes.
 const PATTERN_MAX: usize = 255;
@@ -57,6 +69,69 @@ impl TypePattern {
             (Self::Exact(_), None) => false,
         }
     }
+}
+
+/// `targets` of a source; `known` are the names of all targets.
+pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> {
+    let items = table.named_table_list(KEY, NAME);
+    if items.len() > TARGETS_MAX {
+        table.error(KEY, format!("{} targets, and {TARGETS_MAX} are the limit", items.len()));
+    }
+    let mut seen = BTreeSet::new();
+    let mut routes = Vec::with_capacity(items.len());
+    for mut item in items {
+        let route = Route { target: name(table, &mut item, known).into(), types: types(&mut item) };
+        if seen.insert(Arc::clone(&route.target)) {
+            routes.push(route);
+        } else {
+            let message =
+                format!("{:?} stands there twice: give it once, with all of its types", route.target);
+            table.error_at(KEY, &item.place(NAME), message);
+        }
+        item.finish();
+    }
+    routes
+}
+
+/// The name of a target; anything if an error was reported.
+fn name(table: &Table, item: &mut Table, known: &BTreeSet<String>) -> String {
+    let name = item.text(NAME).unwrap_or_default();
+    if known.contains(&name) || item.failed(NAME) || !item.is_whole() {
+        return name;
+    }
+    let message = if name.is_empty() {
+        "missing: give the NAME of a [target.NAME]".to_owned()
+    } else {
+        let hint = match nearest(&name, known.iter().map(String::as_str)) {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("add [target.{name}]"),
+        };
+        format!("there is no target {name:?}; {hint}")
+    };
+    table.error_at(KEY, &item.place(NAME), message);
+    name
+}
+
+fn types(table: &mut Table) -> Vec<TypePattern> {
+    const KEY: &str = "types";
+    let Some(texts) = table.located_texts(KEY) else { return Vec::new() };
+    if texts.is_empty() && !table.failed(KEY) {
+        table.error(KEY, "is empty, and no event would match: leave it out for all events");
+    }
+    if texts.len() > TYPES_MAX {
+        table.error(KEY, format!("{} types, and {TYPES_MAX} are the limit", texts.len()));
+    }
+    let mut types = Vec::with_capacity(texts.len());
+    for text in texts {
+        match TypePattern::parse(&text.value) {
+            Ok(pattern) => types.push(pattern),
+            Err(problem) => {
+                let wanted = "give a type, or its beginning and a *: \"invoice.paid\", \"invoice.*\"";
+                table.error_at(KEY, &text.place, format!("{:?} {problem}; {wanted}", text.value));
+            }
+        }
+    }
+    types
 }
 
 #[cfg(test)]

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use http::HeaderName;
 
-use super::effect::{RUST, check_on_error, effect, effect_batch, effect_group, effect_parallel, lock};
+use super::effect::{Failing, RUST, effect, effect_batch, effect_group, effect_parallel, is_pulled, lock};
 use super::keys::{key_set, local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
+use super::route::routes;
 use super::secret::{Secrets, origin};
-use super::{Ack, Effect, Guard, LockRule, OnError, OnMismatch, Retry, Server, Source, Tolerance};
+use super::{Ack, Effect, Guard, LockRule, OnMismatch, Route, Server, Source, Tolerance};
 use crate::provider::pin::Pinned;
 use crate::provider::{Facts, Key, PublicKey, Scheme};
 use crate::settings::{Table, nearest};
@@ -144,6 +145,9 @@ pub(super) struct Draft {
     pub(super) effect_group: String,
     effect_batch: bool,
     lock: Option<LockRule>,
+    pulled: bool,
+    pub(super) failing: Failing,
+    pub(super) routes: Vec<Route>,
     pub(super) on_mismatch: OnMismatch,
     pub(super) guard: Guard,
     batch_items_max: usize,
@@ -163,7 +167,9 @@ impl Draft {
 
     /// What the keys about the effect come to.
     pub(super) fn effect(&self) -> Effect {
-        let Some(name) = &self.effect else { return Effect::None };
+        let Some(name) = &self.effect else {
+            return if self.pulled { Effect::Pull } else { Effect::None };
+        };
         let group = (!self.effect_parallel && self.lock.is_none()).then(|| self.effect_group.clone());
         match name.strip_prefix(RUST) {
             Some(name) => Effect::Rust { name: name.to_owned(), group },
@@ -190,10 +196,10 @@ impl Reading {
             public_url: draft.public_url,
             scope: draft.scope,
             effect,
-            on_error: OnError::of(self.traits?.facts.retries),
-            attempts_max: 20,
-            retry: Retry { base: Duration::from_secs(1), max: Duration::from_secs(3600) },
-            targets: Vec::new(),
+            on_error: draft.failing.on_error,
+            attempts_max: draft.failing.attempts_max,
+            retry: draft.failing.retry,
+            targets: draft.routes,
             lock: draft.lock,
             on_mismatch: draft.on_mismatch,
             guard: draft.guard,
@@ -214,9 +220,10 @@ pub(super) fn read_all(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     providers: &Providers<'_>,
+    targets: &BTreeSet<String>,
 ) -> Vec<Reading> {
     let schemes = Schemes { own: own_schemes(root), providers };
-    let read = |(name, table): (String, Table)| read(&name, table, secrets, defaults, &schemes);
+    let read = |(name, table): (String, Table)| read(&name, table, secrets, defaults, &schemes, targets);
     root.tables("source").into_iter().map(read).collect()
 }
 
@@ -259,7 +266,7 @@ pub(super) fn own_schemes(root: &mut Table) -> BTreeMap<String, Option<Arc<Schem
 }
 
 /// Names stand in paths, metrics and the ledger.
-fn check_name(table: &Table, name: &str, what: &str) {
+pub(super) fn check_name(table: &Table, name: &str, what: &str) {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_' || byte == b'-';
     let starts = name.starts_with(|char: char| char.is_ascii_lowercase() || char.is_ascii_digit());
     if !starts || name.len() > 63 || !name.bytes().all(fits) {
@@ -274,13 +281,14 @@ fn read(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     schemes: &Schemes<'_>,
+    targets: &BTreeSet<String>,
 ) -> Reading {
     let server = defaults.server;
     check_name(&table, name, "source");
     let scheme = provider(&mut table, schemes);
     let traits = scheme.as_deref().map(schemes.providers.traits);
     let effect = effect(&mut table);
-    check_on_error(&mut table);
+    let retries = traits.as_ref().is_none_or(|traits| traits.facts.retries);
     let jwks = key_set(&mut table, scheme.as_deref());
     let published = jwks.is_some() || table.failed("jwks");
     let preset_body_max = traits.as_ref().and_then(|traits| traits.facts.body_max);
@@ -298,6 +306,9 @@ fn read(
         effect_group: effect_group(&mut table, effect.as_deref()),
         effect_batch: effect_batch(&mut table, effect.as_deref()),
         lock: lock(&mut table, effect.as_deref()),
+        pulled: is_pulled(&mut table),
+        failing: Failing::read(&mut table, effect.as_deref(), retries),
+        routes: routes(&mut table, targets),
         effect,
         on_mismatch: on_mismatch(&mut table),
         guard: guard(&mut table, traits.as_ref()),

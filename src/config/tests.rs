@@ -47,6 +47,7 @@ fn env(name: &str) -> Option<String> {
         "DATABASE_URL" => Some("postgres://u:pw@h/d".to_owned()),
         "REDIS_URL" => Some("redis://h\n".to_owned()),
         "STRIPE_SECRET" => Some(format!("{CANARY}\n")),
+        "ORDERS_SECRET" => Some("whsec_c2VjcmV0LXNlY3JldC1zZWNyZXQ=".to_owned()),
         "EMPTY" => Some("\n".to_owned()),
         _ => None,
     }
@@ -415,7 +416,7 @@ fn a_source_has_a_plain_name_a_known_provider_and_a_secret() {
         ("source.a.secrets = { env = \"EMPTY\" }", &["source.a.secrets", "\"EMPTY\" is empty"]),
         ("source.a.secrets = [{ env = \"STRIPE_SECRET\" }, \"\"]", &["source.a.secrets[1]", "empty"]),
         ("source.a.secrets = { file = \"/absent/secret\" }", &["\"/absent/secret\" cannot be read"]),
-        ("source.a.targets = [\"x\"]", &["source.a.targets: unknown key"]),
+        ("source.a.targets = [\"x\"]", &["source.a.targets[0].name: there is no target"]),
     ]);
     takes(&["source.0-b_c = { provider = \"stripe\", secrets = \"s\" }"]);
     let seventeen = format!("source.a.secrets = [{}]", "\"s\",".repeat(17));
@@ -445,11 +446,6 @@ fn effects_are_functions_by_full_name() {
         ("source.a.effect = '\"a\"b\".c'", &["source.a.effect"]),
         ("source.a.effect = \"\\\"a\\u0000\\\".b\"", &["source.a.effect"]),
         (long.as_str(), &["63 bytes"]),
-        ("source.a.effect = \"pull\"", &["source.a.effect", "not available in this version"]),
-        (
-            "source.a.on_error = \"park\"",
-            &["source.a.on_error", "not available in this version", "\"retry\""],
-        ),
         ("source.a.effect_group = \"g\"", &["source.a.effect_group", "has none"]),
         (none.as_str(), &["source.a.effect_group", "\"none\""]),
         (empty.as_str(), &["source.a.effect_group"]),
@@ -459,7 +455,7 @@ fn effects_are_functions_by_full_name() {
         let (name, group) = (effect.to_owned(), Some(effect.to_owned()));
         assert_eq!(config.sources["a"].effect, Effect::Function { name, group, batched: true });
     }
-    let config = load("source.a.effect = \"none\"\nsource.a.on_error = \"retry\"");
+    let config = load("source.a.effect = \"none\"");
     assert_eq!(config.sources["a"].effect, Effect::None);
     let of = |text: &str| match &load(text).sources["a"].effect {
         Effect::Function { group, .. } | Effect::Rust { group, .. } => group.clone(),
@@ -469,6 +465,66 @@ fn effects_are_functions_by_full_name() {
     assert_eq!(of(&format!("{group} = \"g\"\nsource.a.effect_parallel = true")), None);
     warns_with(&quiet(), &[("source.a.effect_parallel = true", &["has no effect without an effect"])]);
     takes(&["source.a.effect = \"s.f\"\nsource.a.effect_parallel = true"]);
+}
+
+#[test]
+fn what_becomes_of_a_failed_event() {
+    let of = |case: &str, traits: &Traits| {
+        let config = parse(case, traits).map_err(|problems| report(&problems)).unwrap().config;
+        let source = &config.sources["a"];
+        (source.effect.clone(), source.on_error, source.attempts_max, source.retry)
+    };
+    let retry = |base, max| Retry { base: Duration::from_secs(base), max: Duration::from_secs(max) };
+    let once = Traits { facts: Facts { retries: false, ..quiet().facts }, ..quiet() };
+    assert_eq!(of("", &quiet()), (Effect::None, OnError::Retry, 20, retry(1, 3600)));
+    assert_eq!(of("", &once), (Effect::None, OnError::Park, 20, retry(1, 3600)));
+    assert_eq!(of("source.a.effect = \"s.f\"\nsource.a.on_error = \"retry\"", &once).1, OnError::Retry);
+    let park = "source.a.effect = \"s.f\"\nsource.a.on_error = \"park\"\nsource.a.attempts_max = 7\n\
+                source.a.retry_base = \"2s\"\nsource.a.retry_max = \"2s\"";
+    let (_, on_error, attempts_max, waits) = of(park, &quiet());
+    assert_eq!((on_error, attempts_max, waits), (OnError::Park, 7, retry(2, 2)));
+    let pull = "source.a.effect = \"pull\"\nsource.a.attempts_max";
+    assert_eq!(of("source.a.effect = \"pull\"", &quiet()), (Effect::Pull, OnError::Retry, 5, retry(1, 3600)));
+    assert_eq!(of(&format!("{pull} = 6"), &quiet()).2, 6);
+    let grouped = "source.a.effect = \"pull\"\nsource.a.effect_group = \"g\"";
+    refuses(&[
+        (&format!("{pull} = 0"), &["source.a.attempts_max", "1 to 1000"]),
+        (
+            &park.replace("retry_max = \"2s\"", "retry_max = \"1s\""),
+            &["retry_base (2s) must be at most", "(1s)"],
+        ),
+        ("source.a.effect = \"s.f\"\nsource.a.on_error = \"stop\"", &["source.a.on_error", "\"park\""]),
+        (grouped, &["source.a.effect_group", "has none"]),
+    ]);
+    let failing = "does nothing without an effect and on_error = \"park\"";
+    warns_with(
+        &quiet(),
+        &[
+            ("source.a.on_error = \"park\"", &["source.a.on_error: does nothing without an effect"]),
+            ("source.a.attempts_max = 7", &["source.a.attempts_max", failing, "\"pull\""]),
+            ("source.a.retry_base = \"2s\"", &["source.a.retry_base", failing]),
+            ("source.a.effect = \"s.f\"\nsource.a.retry_max = \"2h\"", &["source.a.retry_max", failing]),
+            ("source.a.effect = \"pull\"\nsource.a.retry_max = \"2h\"", &["source.a.retry_max", failing]),
+            (
+                "source.a.effect = \"pull\"\nsource.a.on_error = \"retry\"",
+                &["source.a.on_error: does nothing"],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn work_is_bounded() {
+    refuses(&[
+        ("work.connections = 0", &["work.connections", "1 to 100"]),
+        ("work.connections = 101", &["work.connections", "1 to 100"]),
+        ("work.lease = \"999ms\"", &["work.lease", "from 1s to 1h"]),
+        ("work.lease = \"61m\"", &["work.lease", "from 1s to 1h"]),
+        ("work.poll = \"99ms\"", &["work.poll", "from 100ms to 1m"]),
+        ("work.poll = \"61s\"", &["work.poll", "from 100ms to 1m"]),
+        ("work.polls = \"1s\"", &["work.polls", "did you mean \"poll\"?"]),
+    ]);
+    takes(&["work.connections = 100\nwork.lease = \"1h\"\nwork.poll = \"1m\""]);
 }
 
 #[test]
@@ -894,7 +950,8 @@ fn the_default_file_has_every_key() {
     let text = full_default().replace("effect = \"none\"", "effect = \"s.f\"");
     let (result, file) = parse_text(&text, &quiet());
     result.map_err(|problems| report(&problems)).unwrap();
-    let mut missing: BTreeSet<String> = file.asked();
+    let item = |path: &String| path.replace("[0]", "");
+    let mut missing: BTreeSet<String> = file.asked().iter().map(item).collect();
     let mut path = String::new();
     for line in text.replace("\n#tls_", "\ntls_").lines().filter(|line| !line.starts_with('#')) {
         if let Some(table) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
@@ -902,7 +959,7 @@ fn the_default_file_has_every_key() {
             missing.remove(table.split('.').next().unwrap_or(table));
         } else if let Some((key, value)) = line.split_once(" = ") {
             missing.remove(&format!("{path}.{key}"));
-            let inline = value.trim_matches(['{', '}', ' ']).split(", ");
+            let inline = value.trim_matches(['{', '}', '[', ']', ' ']).split(", ");
             for (key_inside, _) in inline.filter_map(|part| part.split_once(" = ")) {
                 missing.remove(&format!("{path}.{key}.{key_inside}"));
             }

@@ -3,6 +3,7 @@
 //! Invariant: no key is empty, and no message holds a secret. An empty key would let anybody sign.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -25,6 +26,9 @@ pub(super) const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
+/// Bytes of a secret that we sign with; shorter ones can be guessed.
+const WEBHOOKS_BYTES: RangeInclusive<usize> = 16..=512;
+
 /// A secret, decoded and ready for use; never printed.
 #[derive(Clone)]
 pub struct Key {
@@ -43,6 +47,27 @@ enum Inner {
 impl Key {
     pub(crate) fn hmac(algorithm: hmac::Algorithm, bytes: &[u8]) -> Self {
         Self { inner: Inner::Hmac(hmac::Key::new(algorithm, bytes)), note: None }
+    }
+
+    /// Of a Standard Webhooks secret, read as that preset reads it; here to sign with, so it must not be a weak one.
+    ///
+    /// # Errors
+    /// What is wrong with the secret, without the secret.
+    pub(crate) fn webhooks(secret: &str) -> Result<Self, String> {
+        let rule = KeyRule {
+            encoding: Encoding::Base64,
+            strip_prefix: Some("whsec_".to_owned()),
+            ..KeyRule::default()
+        };
+        let bytes = rule.decode(secret)?;
+        if !WEBHOOKS_BYTES.contains(&bytes.len()) {
+            let (least, most) = (WEBHOOKS_BYTES.start(), WEBHOOKS_BYTES.end());
+            return Err(format!(
+                "the secret has {} bytes, decoded: {least} to {most} are wanted",
+                bytes.len()
+            ));
+        }
+        Ok(Self::hmac(hmac::HMAC_SHA256, &bytes))
     }
 
     pub(crate) fn token(bytes: &[u8]) -> Self {

@@ -1,6 +1,6 @@
 //! `targets` of a source: which of its events go where.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::settings::{Table, nearest};
@@ -71,8 +71,8 @@ impl TypePattern {
     }
 }
 
-/// `targets` of a source; `known` are the names of all targets.
-pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> {
+/// `targets` of a source; `known` are the names of all targets, each with its `attempts_max`.
+pub(super) fn routes(table: &mut Table, known: &BTreeMap<String, u32>) -> Vec<Route> {
     let items = table.named_table_list(KEY, NAME);
     if items.len() > TARGETS_MAX {
         table.error(KEY, format!("{} targets, and {TARGETS_MAX} are the limit", items.len()));
@@ -80,7 +80,9 @@ pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> 
     let mut seen = BTreeSet::new();
     let mut routes = Vec::with_capacity(items.len());
     for mut item in items {
-        let route = Route { target: name(table, &mut item, known).into(), types: types(&mut item) };
+        let target = name(table, &mut item, known);
+        let attempts_max = known.get(&target).copied().unwrap_or_default();
+        let route = Route { target: target.into(), types: types(&mut item), attempts_max };
         if seen.insert(Arc::clone(&route.target)) {
             routes.push(route);
         } else {
@@ -94,15 +96,15 @@ pub(super) fn routes(table: &mut Table, known: &BTreeSet<String>) -> Vec<Route> 
 }
 
 /// The name of a target; anything if an error was reported.
-fn name(table: &Table, item: &mut Table, known: &BTreeSet<String>) -> String {
+fn name(table: &Table, item: &mut Table, known: &BTreeMap<String, u32>) -> String {
     let name = item.text(NAME).unwrap_or_default();
-    if known.contains(&name) || item.failed(NAME) || !item.is_whole() {
+    if known.contains_key(&name) || item.failed(NAME) || !item.is_whole() {
         return name;
     }
     let message = if name.is_empty() {
         "missing: give the NAME of a [target.NAME]".to_owned()
     } else {
-        let hint = match nearest(&name, known.iter().map(String::as_str)) {
+        let hint = match nearest(&name, known.keys().map(String::as_str)) {
             Some(near) => format!("did you mean {near:?}?"),
             None => format!("add [target.{name}]"),
         };

@@ -220,7 +220,7 @@ pub(super) fn read_all(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     providers: &Providers<'_>,
-    targets: &BTreeSet<String>,
+    targets: &BTreeMap<String, u32>,
 ) -> Vec<Reading> {
     let schemes = Schemes { own: own_schemes(root), providers };
     let read = |(name, table): (String, Table)| read(&name, table, secrets, defaults, &schemes, targets);
@@ -281,7 +281,7 @@ fn read(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     schemes: &Schemes<'_>,
-    targets: &BTreeSet<String>,
+    targets: &BTreeMap<String, u32>,
 ) -> Reading {
     let server = defaults.server;
     check_name(&table, name, "source");

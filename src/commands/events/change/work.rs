@@ -2,7 +2,7 @@
 
 use super::super::ledger::{Event, Work};
 use super::super::tally::Outcome;
-use crate::config::{Config, Effect, Source};
+use crate::config::{Config, Effect, JobRule, Source};
 
 /// What the settings say of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,44 +33,34 @@ pub(super) fn of(config: &Config, events: &[Event], target: Option<&str>) -> (Wo
     // Places in SQL begin at 1.
     for (at, event) in (1..).zip(events) {
         let source = config.sources.get(&event.source);
-        let jobs = source.map(|source| jobs(config, source, event.kind.as_deref(), target));
+        let jobs = source.map(|source| jobs(source, event.kind.as_deref(), target));
         known.push(match &jobs {
             None => Known::NoSource,
             Some(jobs) if jobs.is_empty() => Known::Nothing,
             Some(_) => Known::Work,
         });
         work.acts.push(source.is_some_and(|source| source.effect != Effect::None));
-        for (queue, attempts) in jobs.unwrap_or_default() {
+        for JobRule { queue, attempts_max } in jobs.unwrap_or_default() {
             work.at.push(at);
             work.queues.push(queue);
-            work.attempts.push(i32::try_from(attempts).unwrap_or(i32::MAX));
+            work.attempts.push(i32::try_from(attempts_max).unwrap_or(i32::MAX));
         }
     }
     (work, known)
 }
 
-/// Queues, and how often each may be tried. The targets of an event whose effect runs here follow once that is done.
-fn jobs(
-    config: &Config,
-    source: &Source,
-    event_type: Option<&str>,
-    target: Option<&str>,
-) -> Vec<(String, u32)> {
-    let attempts = source.attempts_max;
-    let first = match (&source.effect, target) {
-        (_, Some(_)) | (Effect::None, None) => None,
-        (Effect::Pull, None) => Some((format!("pull:{}", source.name), attempts)),
-        (Effect::Function { .. } | Effect::Rust { .. }, None) => {
-            return vec![(format!("effect:{}", source.name), attempts)];
+/// The targets of an event whose effect runs here follow once that is done.
+fn jobs(source: &Source, event_type: Option<&str>, target: Option<&str>) -> Vec<JobRule> {
+    let usual = source.jobs(event_type);
+    match (&source.effect, target) {
+        (_, Some(target)) => {
+            let queue = format!("target:{target}");
+            usual.filter(|job| job.queue == queue).collect()
         }
-    };
-    let routes = source
-        .targets
-        .iter()
-        .filter(|route| target.is_none_or(|target| target == &*route.target) && route.takes(event_type));
-    let deliveries = routes.filter_map(|route| {
-        let target = config.targets.get(&*route.target)?;
-        Some((format!("target:{}", route.target), target.attempts_max))
-    });
-    first.into_iter().chain(deliveries).collect()
+        (Effect::Function { .. } | Effect::Rust { .. }, None) => {
+            let queue = format!("effect:{}", source.name);
+            vec![JobRule { queue, attempts_max: source.attempts_max }]
+        }
+        (Effect::None | Effect::Pull, None) => usual.collect(),
+    }
 }

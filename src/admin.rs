@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use crate::generation::Heartbeat;
 use crate::metrics::Metrics;
 use crate::server::Service;
+use crate::tasks::Tasks;
 
 /// What an operator may ask.
 #[derive(Debug, Clone)]
@@ -25,20 +26,31 @@ pub struct Admin {
     pub draining: Arc<AtomicBool>,
     /// For `/metrics`.
     pub metrics: Arc<Metrics>,
+    /// Whether the background loops live.
+    pub tasks: Tasks,
 }
 
 impl Admin {
-    /// Why the gateway should get no traffic. Postgres only: without Redis the gateway works.
-    fn unready(&self) -> Option<&'static str> {
+    /// Why the gateway should get no traffic. Of the stores Postgres only: without Redis the gateway works.
+    fn unready(&self) -> Option<String> {
+        let now = Instant::now();
         if self.draining.load(Ordering::Relaxed) {
-            Some("draining")
+            Some("draining".to_owned())
         } else if !self.schema_ready.load(Ordering::Relaxed) {
-            Some("the database is not ready; the log says why")
-        } else if self.heartbeat.current(Instant::now()).is_none() {
-            Some("postgres does not answer")
+            Some("the database is not ready; the log says why".to_owned())
+        } else if self.heartbeat.current(now).is_none() {
+            Some("postgres does not answer".to_owned())
         } else {
-            None
+            let failing = self.tasks.failing(now);
+            let each = failing.iter().map(|(name, times)| format!("{name} failed {times} times in a row"));
+            let each: Vec<String> = each.collect();
+            (!each.is_empty()).then(|| format!("background loops: {}; the log says why", each.join(", ")))
         }
+    }
+
+    fn metrics(&self) -> Result<String, std::fmt::Error> {
+        let now = Instant::now();
+        self.metrics.render(self.heartbeat.age(now), &self.tasks.loops(now))
     }
 
     fn respond(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
@@ -51,7 +63,7 @@ impl Admin {
                 None => text(StatusCode::OK, "ready\n"),
                 Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, &format!("{why}\n")),
             },
-            "/metrics" => match self.metrics.render(self.heartbeat.age(Instant::now())) {
+            "/metrics" => match self.metrics() {
                 Ok(metrics) => {
                     let mut response = text(StatusCode::OK, &metrics);
                     let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -13,7 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Timeouts,
+};
+use tokio::sync::mpsc;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -21,6 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::generation::{Generation, Heartbeat};
+use crate::tasks::Beat;
 use crate::{config, tls};
 use key_rule::{Changes, KeyRule};
 pub use servers::Servers;
@@ -119,6 +123,15 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
     }
 }
 
+/// Why the pool gave no connection.
+#[must_use]
+pub fn describe_pool(error: &PoolError) -> String {
+    match error {
+        PoolError::Backend(error) => describe(error),
+        other => other.to_string(),
+    }
+}
+
 /// A pool as recording uses it. Making it connects to nothing.
 ///
 /// # Errors
@@ -177,6 +190,26 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
     let connected = Servers::parse(settings)?.connect().await;
     let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
     Ok(Session { client, _connection: AbortOnDropHandle::new(connection) })
+}
+
+/// Connects outside of the pool and listens on a channel; what is said there comes out of the receiver, until the
+/// connection ends.
+///
+/// # Errors
+/// Why no server could be connected to, or did not let us listen.
+pub async fn listen(
+    settings: &config::Postgres,
+    channel: &str,
+) -> anyhow::Result<(Session, mpsc::UnboundedReceiver<String>)> {
+    let (heard, said) = mpsc::unbounded_channel();
+    let connected = Servers::parse(settings)?.connect_hearing(Some(heard)).await;
+    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    let session = Session { client, _connection: AbortOnDropHandle::new(connection) };
+    let listen = format!("listen {channel}");
+    let listening = session.batch_execute(&listen);
+    let listening = tokio::time::timeout(settings.connect_timeout, listening).await?;
+    listening.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    Ok((session, said))
 }
 
 /// Applies what is missing, each migration in a transaction of its own, one gateway at a time. Returns the names
@@ -441,16 +474,17 @@ async fn check_effect(client: &Client, name: &str) -> Result<(), Unready> {
 /// Reads the generation for ever, on a connection of its own. Returns only with the task's cancellation.
 ///
 /// Writes nothing; dropping it at any point is safe.
-pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>) {
+pub async fn heartbeat_loop(settings: config::Postgres, heartbeat: Arc<Heartbeat>, beat: Beat) {
     let mut failures: u32 = 0;
     loop {
-        let Err(error) = heartbeat_session(&settings, &heartbeat, &mut failures).await;
+        beat.alive();
+        let Err(error) = heartbeat_session(&settings, &heartbeat, &mut failures, &beat).await;
         failures += 1;
         // One line for each power of two, so that an outage does not fill the log.
         if failures.is_power_of_two() {
             warn!(error = format!("{error:#}"), failures, "heartbeat: the generation cannot be read");
         }
-        tokio::time::sleep(settings.heartbeat).await;
+        beat.waiting(tokio::time::sleep(settings.heartbeat)).await;
     }
 }
 
@@ -458,6 +492,7 @@ async fn heartbeat_session(
     settings: &config::Postgres,
     heartbeat: &Heartbeat,
     failures: &mut u32,
+    beat: &Beat,
 ) -> anyhow::Result<Infallible> {
     let client = connect(settings).await?;
     loop {
@@ -477,7 +512,7 @@ async fn heartbeat_session(
         if heartbeat.note(generation, sent) {
             warn!(generation = %generation.text(), "the database has another generation: older markers no longer count");
         }
-        tokio::time::sleep(settings.heartbeat).await;
+        beat.waiting(tokio::time::sleep(settings.heartbeat)).await;
     }
 }
 

@@ -20,7 +20,7 @@ use crate::db;
 use crate::db::handshake::{self, Taking, Window};
 use crate::error::{Code, Dependency, Stage};
 use crate::respond::Failure;
-use crate::tasks::Tasks;
+use crate::tasks::{Beat, Tasks};
 
 /// What the database has of handed-over secrets, as last read, and the way to add one.
 #[derive(Debug)]
@@ -73,7 +73,8 @@ impl Handovers {
         self.settings.store(Arc::new(config.postgres.clone()));
         let wanted = config.sources.values().any(|source| source.scheme.hands_over());
         if wanted && !self.reading.swap(true, Ordering::Relaxed) {
-            tasks.spawn_loop("handshakes", follow(Arc::clone(self)));
+            let handovers = Arc::clone(self);
+            tasks.spawn_loop("handovers", move |beat| follow(Arc::clone(&handovers), beat));
         }
     }
 
@@ -215,21 +216,22 @@ fn refused(source: &Source, taking: Taking) -> Failure {
 }
 
 /// Reads for ever, on a connection of its own. Writes nothing; dropping it at any point is safe.
-async fn follow(handovers: Arc<Handovers>) {
+async fn follow(handovers: Arc<Handovers>, beat: Beat) {
     let mut failures: u32 = 0;
     loop {
-        let Err(error) = read_on(&handovers, &mut failures).await;
+        beat.alive();
+        let Err(error) = read_on(&handovers, &mut failures, &beat).await;
         handovers.known().fresh = None;
         failures += 1;
         if failures.is_power_of_two() {
             warn!(error = format!("{error:#}"), failures, "secrets that were handed over cannot be read");
         }
         let pause = handovers.settings.load().heartbeat;
-        tokio::time::sleep(pause).await;
+        beat.waiting(tokio::time::sleep(pause)).await;
     }
 }
 
-async fn read_on(handovers: &Handovers, failures: &mut u32) -> anyhow::Result<Infallible> {
+async fn read_on(handovers: &Handovers, failures: &mut u32, beat: &Beat) -> anyhow::Result<Infallible> {
     let settings = handovers.settings.load_full();
     let client = db::connect(&settings).await?;
     loop {
@@ -238,7 +240,7 @@ async fn read_on(handovers: &Handovers, failures: &mut u32) -> anyhow::Result<In
         let windows = read.context("no answer")?.map_err(|error| anyhow::anyhow!(db::describe(&error)))?;
         handovers.note(windows, asked);
         *failures = 0;
-        tokio::time::sleep(settings.heartbeat).await;
+        beat.waiting(tokio::time::sleep(settings.heartbeat)).await;
     }
 }
 

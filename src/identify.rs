@@ -40,6 +40,12 @@ const ABSENT: u64 = u64::MAX;
 pub struct EventKey(pub [u8; 16]);
 
 impl EventKey {
+    /// What it stands under in the fast tier where what is signed is watched.
+    #[must_use]
+    pub fn guarded(&self) -> Self {
+        Self::of_parts(&[b"guarded", &self.0])
+    }
+
     /// The key of an id. Lengths stand before the parts, so that no two triples hash the same bytes.
     #[must_use]
     pub fn of(source: &str, scope: &str, id: &str) -> Self {

@@ -37,6 +37,7 @@ use crate::respond::{self, Failure, Outcome, Tally};
 use crate::server::Service;
 use crate::tasks::Tasks;
 use crate::verify::verify_with;
+use crate::work::Workers;
 
 type Delivered = Result<Outcome, Failure>;
 
@@ -65,6 +66,7 @@ struct View {
     keyring: Keyring,
     tier: FastTier,
     recorder: Recorder,
+    workers: Workers,
 }
 
 /// What a request turned out to be, in front of the boundary.
@@ -118,7 +120,7 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        (keyring, tier, recorder): (Keyring, FastTier, Recorder),
+        (keyring, tier, recorder, workers): (Keyring, FastTier, Recorder, Workers),
         metrics: Arc<Metrics>,
         log: Log,
         tasks: Tasks,
@@ -126,7 +128,7 @@ impl Gateway {
         let handovers = Handovers::new(&config.postgres);
         handovers.follow(config, &tasks);
         Self {
-            view: ArcSwap::from_pointee(View::new(config, keyring, tier, recorder)),
+            view: ArcSwap::from_pointee(View::new(config, (keyring, tier, recorder, workers))),
             requests: Arc::new(Semaphore::new(config.server.requests_max)),
             body_budget: body::byte_budget(config.server.buffered_max),
             flights: Arc::default(),
@@ -150,8 +152,11 @@ impl Gateway {
         let sources = config.sources.values().map(AsRef::as_ref);
         let recorder = before.recorder.tuned(&config.postgres, sources)?;
         let keyring = before.keyring.tuned(config)?;
+        let workers = before.workers.clone();
+        let prepared = workers.prepare(config, before.tier.tuned(&config.fast_tier))?;
         self.handovers.follow(config, &self.tasks);
-        self.view.store(Arc::new(View::new(config, keyring, tier, recorder)));
+        workers.take_up(prepared);
+        self.view.store(Arc::new(View::new(config, (keyring, tier, recorder, workers))));
         Ok(())
     }
 
@@ -198,7 +203,10 @@ impl Gateway {
 }
 
 impl View {
-    fn new(config: &Config, keyring: Keyring, tier: FastTier, recorder: Recorder) -> Self {
+    fn new(
+        config: &Config,
+        (keyring, tier, recorder, workers): (Keyring, FastTier, Recorder, Workers),
+    ) -> Self {
         let sources = config.sources.iter().map(|(name, source)| (name.clone(), Arc::clone(source)));
         Self {
             sources: sources.collect(),
@@ -209,6 +217,7 @@ impl View {
             keyring,
             tier,
             recorder,
+            workers,
         }
     }
 
@@ -359,16 +368,29 @@ impl View {
             warn!(source, event.id = %id, "what is signed came before under another id; the event is accepted");
             metrics.signature_reused("report");
         }
-        let lifetime = match recorded.standing() {
-            Standing::Settled => Some(Lifetime::Settled),
-            Standing::Open => Some(Lifetime::Open),
-            Standing::Failed | Standing::Rearmed => None,
-        };
-        match lifetime {
-            Some(lifetime) => self.tier.settle(&event.tier_key(), stamp, recorded.generation(), lifetime),
-            None => self.tier.forget(&event.tier_key()),
+        let (key, generation) = (event.tier_key(), recorded.generation());
+        match recorded.standing() {
+            Standing::Settled => self.tier.settle(&key, stamp, generation, Lifetime::Settled),
+            Standing::Open => self.tier.settle(&key, stamp, generation, Lifetime::Open),
+            Standing::Failed | Standing::Rearmed => self.tier.forget(&key),
         }
+        self.announce(source, event, &outcome, recorded.standing());
         Ok(outcome)
+    }
+}
+
+impl View {
+    /// Wakes whoever has something to do now.
+    fn announce(&self, source: &Source, event: &Event, outcome: &Outcome, standing: Standing) {
+        let event_type = event.event_type.as_deref();
+        match (outcome, standing) {
+            (Outcome::Accepted, Standing::Open) => self.workers.announce(source, event_type),
+            (Outcome::Rearmed, _) => {
+                self.workers.announce(source, event_type);
+                self.workers.announce_parked(source);
+            }
+            _ => {}
+        }
     }
 }
 

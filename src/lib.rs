@@ -16,6 +16,7 @@
 //! | [`body`], [`keyring`], [`verify`], [`challenge`], [`identify`], [`claim`], [`record`], [`respond`] | its stages |
 //! | [`effect`] | what happens once for each event, where it is written in Rust |
 //! | [`outbox`] | delivering events to targets, after the commit |
+//! | [`work`], [`outbox`] | what is left to do after the commit |
 //! | [`handover`] | secrets that providers hand over |
 //! | [`guard`] | signed bytes that come again under another id |
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
@@ -61,3 +62,4 @@ pub mod sign;
 pub mod tasks;
 pub mod tls;
 pub mod verify;
+pub mod work;

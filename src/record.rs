@@ -9,6 +9,7 @@
 mod batch;
 mod guarded;
 mod lane;
+mod parked;
 mod single;
 mod statement;
 
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_postgres::Pool;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout_at;
 
 use crate::body::{byte_budget, permits};
@@ -29,6 +30,8 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
+pub(crate) use batch::BatchError;
+pub(crate) use parked::{Parked, Retried};
 pub use statement::TYPES as RECORD_TYPES;
 
 use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, Writer};
@@ -183,9 +186,25 @@ impl Lane {
     ) -> Result<Self, UnknownEffects> {
         let (queue, incoming) = mpsc::channel(settings.queue_events);
         let writer = Arc::new(Writer::new(shared.pool.clone(), settings, effect, &shared.effects)?);
-        let lane = lane::Lane::new(incoming, Arc::clone(&writer), settings, Arc::clone(&shared.metrics));
-        shared.tasks.spawn_while_needed("lane", lane.run());
+        // Outside of the loop's lives, so that the events that wait in it outlast a failure.
+        let incoming = Arc::new(Mutex::new(incoming));
+        let parts = (Arc::clone(&writer), settings.clone(), Arc::clone(&shared.metrics));
+        shared.tasks.spawn_while_needed(loop_name(effect), move |beat| {
+            let (writer, settings, metrics) = &parts;
+            let lane = lane::Lane::new(Arc::clone(writer), settings, Arc::clone(metrics), beat);
+            lane.run(Arc::clone(&incoming))
+        });
         Ok(Self { queue, writer, alone: Semaphore::new(1) })
+    }
+}
+
+/// The loop of an effect's lane, in metrics.
+fn loop_name(effect: &Effect) -> String {
+    match effect {
+        Effect::None => "lane:none".to_owned(),
+        Effect::Pull => "lane:pull".to_owned(),
+        Effect::Function { name, .. } => format!("lane:{name}"),
+        Effect::Rust { name, .. } => format!("lane:rust:{name}"),
     }
 }
 
@@ -312,7 +331,8 @@ impl Recorder {
         lane.queue.try_send(job).map_err(|_full| overloaded("queue_events is reached"))?;
         match timeout_at(delivery.deadline.into(), reply).await {
             Ok(Ok(shared)) => Ok(shared),
-            Ok(Err(_)) | Err(_) => Err(timed_out()),
+            Ok(Err(_lost)) => Err(lost()),
+            Err(_elapsed) => Err(timed_out()),
         }
     }
 
@@ -405,4 +425,10 @@ fn overloaded(cause: &str) -> RecordError {
 
 fn timed_out() -> RecordError {
     RecordError::new(Code::RecordTimeout, Dependency::Postgres, "no confirmed commit in time")
+}
+
+/// Its commit may have been under way.
+fn lost() -> RecordError {
+    let cause = "its lane failed with the event in hand; whether it is recorded is not known";
+    RecordError::new(Code::RecordTimeout, Dependency::None, cause)
 }

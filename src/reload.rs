@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::signal::unix::Signal;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
@@ -23,6 +23,7 @@ use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::serve::{needs, take_up_schema};
 use crate::settings::{Problem, Severity};
+use crate::tasks::Beat;
 
 /// For reading all files: longer than any disk takes. A pipe or a dead network disk must not end all later reloads.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,22 +71,26 @@ enum Refusal {
     Database(String),
 }
 
+/// Runs for ever. Dropping it between two reloads or within one is safe: settings are replaced in one step. What was read
+/// by then, and signals, are kept for the next life.
+pub async fn run(kept: Arc<Mutex<(Reload, Signal)>>, beat: Beat) {
+    let mut kept = kept.lock().await;
+    let (reload, signal) = &mut *kept;
+    loop {
+        beat.alive();
+        let pause = reload.live.current.borrow().server.reload_check;
+        tokio::select! {
+            Some(()) = beat.waiting(signal.recv()) => reload.reload(true).await,
+            () = pause_for(pause) => reload.look().await,
+        }
+    }
+}
+
 impl Reload {
     /// `files` are what the settings in use were read from.
     #[must_use]
     pub fn new(live: Live, path: PathBuf, files: Files) -> Self {
         Self { live, path, looks: Looks::after(files), looking: None, waits: None }
-    }
-
-    /// Runs for ever. Dropping it between two reloads or within one is safe: settings are replaced in one step.
-    pub async fn run(mut self, mut signal: Signal) {
-        loop {
-            let pause = self.live.current.borrow().server.reload_check;
-            tokio::select! {
-                Some(()) = signal.recv() => self.reload(true).await,
-                () = pause_for(pause) => self.look().await,
-            }
-        }
     }
 
     /// Looks whether the files have changed; what waits for the database is tried again even if not.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::net::TcpListener;
 use tokio::signal::unix::Signal;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
+use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::admin::Admin;
@@ -25,9 +26,10 @@ use crate::keyring::Keyring;
 use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
-use crate::reload::{Live, Reload};
-use crate::server::{self, Closing, Limits};
-use crate::tasks::Tasks;
+use crate::reload::{self, Live, Reload};
+use crate::server::{self, Closing, Door, Limits};
+use crate::tasks::{Beat, Tasks};
+use crate::work::Workers;
 
 /// Pause between looks at a database that is not ready.
 const SCHEMA_PAUSE: Duration = Duration::from_secs(1);
@@ -76,17 +78,29 @@ pub async fn start(
     let admin_listener = server::bind(config.admin.listen)?;
 
     let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
-    tasks.spawn_loop("heartbeat", db::heartbeat_loop(config.postgres.clone(), Arc::clone(&heartbeat)));
+    let (settings, beaten) = (config.postgres.clone(), Arc::clone(&heartbeat));
+    tasks
+        .spawn_loop("heartbeat", move |beat| db::heartbeat_loop(settings.clone(), Arc::clone(&beaten), beat));
     let (current, watched) = watch::channel(Arc::clone(&config));
-    let watched = watch_schema(watched, Arc::clone(&schema_ready));
-    tasks.spawn_loop("schema", watched);
+    let ready = Arc::clone(&schema_ready);
+    tasks.spawn_loop("schema", move |beat| watch_schema(watched.clone(), Arc::clone(&ready), beat));
 
     let tier = FastTier::start(&config.fast_tier, Arc::clone(&heartbeat), &metrics, &tasks)?;
     let pool = db::pool_when(&config.postgres, Arc::clone(&schema_ready))?;
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, effects, &metrics, &tasks)?;
     let keyring = Keyring::start(&config, Arc::clone(&metrics), tasks.clone())?;
-    let parts = (keyring, tier, recorder);
+    let workers = {
+        let connections = config.work.connections;
+        let pool = db::pool_when(
+            &config::Postgres { connections, ..config.postgres.clone() },
+            Arc::clone(&schema_ready),
+        )?;
+        let tuned = Arc::new(tier.tuned(&config.fast_tier));
+        Workers::start(pool, current.subscribe(), tuned, effects, Arc::clone(&metrics), tasks.clone())
+    };
+    workers.take_up(workers.prepare(&config, tier.tuned(&config.fast_tier))?);
+    let parts = (keyring, tier, recorder, workers);
     let gateway = Arc::new(Gateway::new(&config, parts, Arc::clone(&metrics), log.clone(), tasks.clone()));
     metrics.settings_in_use(jiff::Timestamp::now());
 
@@ -97,6 +111,7 @@ pub async fn start(
         schema_ready,
         draining: Arc::clone(&closing.draining),
         metrics: Arc::clone(&metrics),
+        tasks: tasks.clone(),
     };
     let running = Running {
         listen: listener.local_addr()?,
@@ -114,9 +129,9 @@ pub async fn start(
         tasks: tasks.clone(),
     };
     let open = metrics.connections.clone();
-    serve_on(listener, limits(&config.server), gateway, closing, open, &tasks);
+    serve_on(("listener", listener), limits(&config.server), gateway, closing, open, &tasks);
     serve_on(
-        admin_listener,
+        ("admin_listener", admin_listener),
         Limits { connections_max: ADMIN_CONNECTIONS_MAX, ..limits(&config.server) },
         admin,
         admin_closing,
@@ -128,14 +143,16 @@ pub async fn start(
 }
 
 fn serve_on<S: server::Service>(
-    listener: TcpListener,
+    (name, listener): (&'static str, TcpListener),
     limits: Limits,
     service: S,
     closing: Closing,
     open: Gauge,
     tasks: &Tasks,
 ) {
-    tasks.spawn_listener("listener", server::accept(listener, limits, service, closing, open, tasks.clone()));
+    let stop = closing.stop.clone();
+    let door = Door::new(listener, limits, closing, open, tasks.clone());
+    drop(tasks.spawn_until(name, &stop, move |beat| server::accept(door.clone(), service.clone(), beat)));
 }
 
 fn limits(server: &config::Server) -> Limits {
@@ -150,8 +167,8 @@ impl Running {
     /// From now on takes up changed settings: at each signal, and when one of the `files` that the settings in use come from
     /// holds something else.
     pub fn follow(&self, path: PathBuf, files: Files, signal: Signal) {
-        let reload = Reload::new(self.live.clone(), path, files);
-        self.tasks.spawn_loop("reload", reload.run(signal));
+        let reload = Arc::new(Mutex::new((Reload::new(self.live.clone(), path, files), signal)));
+        self.tasks.spawn_loop("reload", move |beat| reload::run(Arc::clone(&reload), beat));
     }
 
     /// How long the settings in use want a stopping gateway to serve on.
@@ -160,7 +177,13 @@ impl Running {
         self.live.current.borrow().server.drain
     }
 
-    /// Completes when a background loop has ended by itself, which should never happen.
+    /// The loops that keep it going.
+    #[must_use]
+    pub fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    /// Completes when a background loop cannot be kept running, which should never happen.
     pub async fn broken(&self) {
         self.tasks.broken().await;
     }
@@ -172,7 +195,7 @@ impl Running {
             "stopping: not ready, serving on for the drain time; a second signal ends at once"
         );
         self.closing.draining.store(true, Ordering::Relaxed);
-        tokio::time::sleep(drain).await;
+        sleep(drain).await;
         self.tasks.begin_stop();
         self.closing.stop.cancel();
         self.admin_closing.stop.cancel();
@@ -215,9 +238,10 @@ pub(crate) async fn take_up_schema(settings: &config::Postgres, needs: &Needs) -
 }
 
 /// Until the database is ready for the settings in use, looks again and again; then keeps its partitions made ahead.
-async fn watch_schema(current: watch::Receiver<Arc<Config>>, ready: Arc<AtomicBool>) {
+async fn watch_schema(current: watch::Receiver<Arc<Config>>, ready: Arc<AtomicBool>, beat: Beat) {
     let mut failures: u32 = 0;
     while !ready.load(Ordering::Relaxed) {
+        beat.alive();
         let config = Arc::clone(&current.borrow());
         match take_up_schema(&config.postgres, &needs(&config)).await {
             Ok(()) => {
@@ -229,21 +253,22 @@ async fn watch_schema(current: watch::Receiver<Arc<Config>>, ready: Arc<AtomicBo
                 if failures.is_power_of_two() {
                     error!(error = %wrong, failures, "the database is not ready");
                 }
-                tokio::time::sleep(SCHEMA_PAUSE).await;
+                beat.waiting(sleep(SCHEMA_PAUSE)).await;
             }
         }
     }
     // What connecting takes never changes.
     let settings = current.borrow().postgres.clone();
     loop {
+        beat.alive();
         match db::make_body_partitions(&settings).await {
             Ok(made) => {
                 info!(made, "day partitions for bodies are made ahead");
-                tokio::time::sleep(PARTITIONS_EVERY).await;
+                beat.waiting(sleep(PARTITIONS_EVERY)).await;
             }
             Err(cause) => {
                 warn!(cause = %cause, "day partitions could not be made; trying again");
-                tokio::time::sleep(SCHEMA_PAUSE * 10).await;
+                beat.waiting(sleep(SCHEMA_PAUSE * 10)).await;
             }
         }
     }

@@ -23,7 +23,7 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::tasks::Tasks;
+use crate::tasks::{Beat, Tasks};
 
 /// Pause after the operating system refused a connection (out of file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -73,24 +73,39 @@ pub fn bind(listen: std::net::SocketAddr) -> io::Result<TcpListener> {
     bound().map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {listen}: {error}")))
 }
 
-/// Accepts connections until told to stop, then returns; open connections go on in `tasks`.
-pub async fn accept<S: Service>(
-    listener: TcpListener,
+/// A listener and what it allows, over all lives of its loop; clones share it.
+#[derive(Debug, Clone)]
+pub struct Door {
+    listener: Arc<TcpListener>,
+    permits: Arc<Semaphore>,
     limits: Limits,
-    service: S,
     closing: Closing,
     open: Gauge,
     tasks: Tasks,
-) {
-    let permits = Arc::new(Semaphore::new(limits.connections_max));
+}
+
+impl Door {
+    /// Open connections are counted in `open`, and go on in `tasks`.
+    #[must_use]
+    pub fn new(listener: TcpListener, limits: Limits, closing: Closing, open: Gauge, tasks: Tasks) -> Self {
+        let permits = Arc::new(Semaphore::new(limits.connections_max));
+        Self { listener: Arc::new(listener), permits, limits, closing, open, tasks }
+    }
+}
+
+/// Accepts connections until told to stop, then returns; open connections go on. Dropping it loses none: those that are not
+/// accepted stay in the listener's queue.
+pub async fn accept<S: Service>(door: Door, service: S, beat: Beat) {
+    let Door { listener, permits, limits, closing, open, tasks } = door;
     loop {
+        beat.alive();
         let next = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
             (listener.accept().await, permit)
         };
         let (accepted, permit) = tokio::select! {
             () = closing.stop.cancelled() => return,
-            next = next => next,
+            next = beat.waiting(next) => next,
         };
         match accepted {
             Ok((stream, _peer)) => {

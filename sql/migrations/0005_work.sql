@@ -137,6 +137,36 @@ create type hapax.task as (
     token uuid
 );
 
+-- Ends jobs of a queue that were taken attempts_max times and never finished; returns the keys of their events, which are
+-- dead. Their rows are locked already: whoever holds an event's row may be waiting for them, and is not waited for.
+create function hapax.bury(of_queue text, spent bytea[]) returns bytea[]
+    language plpgsql volatile as
+$$
+#variable_conflict use_variable
+begin
+    spent := array(select l.key from hapax.ledger l where l.key = any (spent) order by l.key for update skip locked);
+    update hapax.job j
+    set state = 'dead', settled_at = clock_timestamp(), token = null,
+        error = coalesce(j.error || '; ', '') || 'taken ' || j.attempts || ' times, and its worker never came back'
+    where j.key = any (spent) and j.queue = of_queue and j.state = 'pending' and j.attempts >= j.attempts_max;
+    update hapax.ledger l set status = 'dead', settled_at = clock_timestamp() where l.key = any (spent);
+    return spent;
+end
+$$;
+
+-- Buries what nobody takes any more, at most n of a queue.
+create function hapax.sweep(of_queue text, n integer) returns bytea[]
+    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as
+$$
+#variable_conflict use_variable
+begin
+    return hapax.bury(of_queue, array(
+        select j.key from hapax.job j
+        where j.queue = of_queue and j.state = 'pending' and j.due_at <= clock_timestamp() and j.attempts >= j.attempts_max
+        order by j.due_at limit n for update skip locked));
+end
+$$;
+
 -- Takes up to n jobs of a queue that are due, the ones that wait longest first. What was taken attempts_max times and
 -- never finished is dead, and given as a key without a token. Never waits for a lock.
 --
@@ -162,16 +192,9 @@ begin
         order by j.due_at limit n for update skip locked
     ) f;
     if spent is not null then
-        -- Whoever holds the event's row may be waiting for these jobs.
-        spent := array(select l.key from hapax.ledger l where l.key = any (spent) order by l.key for update skip locked);
-        update hapax.job j
-        set state = 'dead', settled_at = clock_timestamp(), token = null,
-            error = coalesce(j.error, 'taken ' || j.attempts || ' times, and its worker never came back')
-        where j.key = any (spent) and j.queue = from_queue and j.state = 'pending' and j.attempts >= j.attempts_max;
-        update hapax.ledger l set status = 'dead', settled_at = clock_timestamp() where l.key = any (spent);
         return query
         select row(null, null, null, null, u.key, null, null, null, null, null, null, null, null, null)::hapax.task, dues[1]
-        from unnest(spent) as u(key);
+        from unnest(hapax.bury(from_queue, spent)) as u(key);
     end if;
     if dues is null then
         return;

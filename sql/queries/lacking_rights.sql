@@ -30,6 +30,6 @@ from (values
         from pg_catalog.pg_proc p
         where p.pronamespace = 'hapax'::regnamespace
             and p.proname in ('record', 'record_guarded', 'close', 'generation', 'hash_of', 'readable', 'rearm',
-                'status_of', 'take_from', 'finish', 'hold', 'share_of', 'run_parked', 'begin_parked', 'end_parked', 'add_jobs')))
+                'status_of', 'take_from', 'finish', 'hold', 'share_of', 'bury', 'sweep', 'run_parked', 'begin_parked', 'end_parked', 'add_jobs')))
 ) as wanted(what, held)
 where not wanted.held

@@ -3,7 +3,7 @@
 //!
 //! Nothing on the path of a request connects, retries or waits for longer than one command's time-out.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use tracing::{info, warn};
 use super::Lifetime;
 use crate::identify::EventKey;
 use crate::metrics::{Metrics, RedisTrouble};
-use crate::tasks::Tasks;
+use crate::tasks::{Beat, Tasks};
 use crate::{config, tls};
 
 const TOO_LATE: &str = "no answer within fast_tier.timeout";
@@ -123,6 +123,8 @@ struct Link {
     pool: Pool,
     prefix: String,
     live: Mutex<Option<Live>>,
+    /// Made so far.
+    connections: AtomicU64,
     failures: AtomicU32,
     broken: Notify,
     markers: mpsc::Sender<Settled>,
@@ -143,14 +145,19 @@ impl RedisTier {
             pool,
             prefix: settings.prefix.clone(),
             live: Mutex::new(None),
+            connections: AtomicU64::new(0),
             failures: AtomicU32::new(0),
             broken: Notify::new(),
             markers,
             release: redis::Script::new(include_str!("release.lua")),
             metrics,
         });
-        tasks.spawn_loop("redis connection", Arc::clone(&link).keep_connected());
-        tasks.spawn_loop("redis markers", Arc::clone(&link).write_markers(waiting));
+        let kept = Arc::clone(&link);
+        tasks.spawn_loop("redis_connection", move |beat| Arc::clone(&kept).keep_connected(beat));
+        let (kept, waiting) = (Arc::clone(&link), Arc::new(tokio::sync::Mutex::new(waiting)));
+        tasks.spawn_loop("redis_markers", move |beat| {
+            Arc::clone(&kept).write_markers(Arc::clone(&waiting), beat)
+        });
         Ok(Self { link, tuning: Tuning::of(settings, ttl) })
     }
 
@@ -296,18 +303,25 @@ impl Link {
         self.broken.notify_one();
     }
 
-    /// Connects, and connects anew whenever the breaker has opened.
-    async fn keep_connected(self: Arc<Self>) {
-        for number in 0.. {
-            self.reconnect(number).await;
-            self.broken.notified().await;
+    /// Connects, and connects anew whenever the breaker has opened. A connection that is in use stays in use if this is
+    /// dropped.
+    async fn keep_connected(self: Arc<Self>, beat: Beat) {
+        loop {
+            beat.alive();
+            // Looked at each time: the life of before may have ended between being told and connecting.
+            if self.live().is_none() {
+                self.reconnect(&beat).await;
+            }
+            beat.waiting(self.broken.notified()).await;
         }
     }
 
-    async fn reconnect(&self, number: u64) {
+    async fn reconnect(&self, beat: &Beat) {
+        let number = self.connections.fetch_add(1, Ordering::Relaxed);
         let mut pause = *PAUSE.start();
         let mut attempts: u32 = 0;
         loop {
+            beat.alive();
             match connect(&self.pool, &self.prefix).await {
                 Ok((pooled, abilities)) => {
                     info!(attempts, "redis is in use{}", abilities.lacks());
@@ -324,15 +338,21 @@ impl Link {
                     }
                 }
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            beat.waiting(tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0))).await;
             pause = (pause * 2).min(*PAUSE.end());
         }
     }
 
-    /// Writes done markers, as many together as are waiting.
-    async fn write_markers(self: Arc<Self>, mut waiting: mpsc::Receiver<Settled>) {
+    /// Writes done markers, as many together as are waiting. Dropping it loses those that it is writing, which costs a
+    /// question to Postgres each.
+    async fn write_markers(
+        self: Arc<Self>,
+        waiting: Arc<tokio::sync::Mutex<mpsc::Receiver<Settled>>>,
+        beat: Beat,
+    ) {
+        let mut waiting = waiting.lock().await;
         let mut batch = Vec::with_capacity(SETTLE_BATCH);
-        while waiting.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
+        while beat.waiting(waiting.recv_many(&mut batch, SETTLE_BATCH)).await > 0 {
             let Some(Used { mut connection, number, .. }) = self.live() else {
                 self.metrics.marker_dropped(batch.len());
                 batch.clear();

@@ -170,11 +170,10 @@ impl<'a> Parsing<'a> {
         let mut draft = super::read::Draft::read(&mut root, &secrets);
         let defaults = draft.source_defaults();
         let targets = super::target::read_all(&mut root, &secrets);
-        let names = targets
-            .iter()
-            .map(|target| (target.target.name.to_string(), target.target.attempts_max))
-            .collect();
-        let sources = super::source::read_all(&mut root, &secrets, defaults, self.providers, &names);
+        let known =
+            |reading: &super::target::Reading| (reading.target.name.to_string(), reading.target.attempts_max);
+        let known = targets.iter().map(known).collect();
+        let sources = super::source::read_all(&mut root, &secrets, defaults, self.providers, &known);
         draft.fit_connections(&sources, self.running);
         if root.is_whole() {
             relations::check(&draft, &targets, &sources);

@@ -71,8 +71,11 @@ impl TypePattern {
     }
 }
 
-/// `targets` of a source; `known` are the names of all targets, each with its `attempts_max`.
-pub(super) fn routes(table: &mut Table, known: &BTreeMap<String, u32>) -> Vec<Route> {
+/// The names of all targets, with their `attempts_max`.
+pub(super) type Known = BTreeMap<String, u32>;
+
+/// `targets` of a source.
+pub(super) fn routes(table: &mut Table, known: &Known) -> Vec<Route> {
     let items = table.named_table_list(KEY, NAME);
     if items.len() > TARGETS_MAX {
         table.error(KEY, format!("{} targets, and {TARGETS_MAX} are the limit", items.len()));
@@ -80,9 +83,9 @@ pub(super) fn routes(table: &mut Table, known: &BTreeMap<String, u32>) -> Vec<Ro
     let mut seen = BTreeSet::new();
     let mut routes = Vec::with_capacity(items.len());
     for mut item in items {
-        let target = name(table, &mut item, known);
-        let attempts_max = known.get(&target).copied().unwrap_or_default();
-        let route = Route { target: target.into(), types: types(&mut item), attempts_max };
+        let name = name(table, &mut item, known);
+        let attempts_max = known.get(&name).copied().unwrap_or_default();
+        let route = Route { target: name.into(), types: types(&mut item), attempts_max };
         if seen.insert(Arc::clone(&route.target)) {
             routes.push(route);
         } else {
@@ -96,7 +99,7 @@ pub(super) fn routes(table: &mut Table, known: &BTreeMap<String, u32>) -> Vec<Ro
 }
 
 /// The name of a target; anything if an error was reported.
-fn name(table: &Table, item: &mut Table, known: &BTreeMap<String, u32>) -> String {
+fn name(table: &Table, item: &mut Table, known: &Known) -> String {
     let name = item.text(NAME).unwrap_or_default();
     if known.contains_key(&name) || item.failed(NAME) || !item.is_whole() {
         return name;

@@ -13,7 +13,7 @@ use super::effect::{Failing, RUST, effect, effect_batch, effect_group, effect_pa
 use super::keys::{key_set, local_keys, senders};
 use super::read::{BODY, TIMEOUT, public_url};
 use super::relations::ANSWER_MARGIN;
-use super::route::routes;
+use super::route::{Known, routes};
 use super::secret::{Secrets, origin};
 use super::{Ack, Effect, Guard, LockRule, OnMismatch, Route, Server, Source, Tolerance};
 use crate::provider::pin::Pinned;
@@ -220,7 +220,7 @@ pub(super) fn read_all(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     providers: &Providers<'_>,
-    targets: &BTreeMap<String, u32>,
+    targets: &Known,
 ) -> Vec<Reading> {
     let schemes = Schemes { own: own_schemes(root), providers };
     let read = |(name, table): (String, Table)| read(&name, table, secrets, defaults, &schemes, targets);
@@ -281,7 +281,7 @@ fn read(
     secrets: &Secrets<'_>,
     defaults: Defaults<'_>,
     schemes: &Schemes<'_>,
-    targets: &BTreeMap<String, u32>,
+    targets: &Known,
 ) -> Reading {
     let server = defaults.server;
     check_name(&table, name, "source");

@@ -8,6 +8,7 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, SslMode, SslNegotiation, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -80,10 +81,18 @@ impl Servers {
     }
 
     pub(super) async fn connect(&self) -> Result<(Client, JoinHandle<()>), Error> {
+        self.connect_hearing(None).await
+    }
+
+    /// What is said on channels that the client listens on goes to `heard`.
+    pub(super) async fn connect_hearing(
+        &self,
+        heard: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<(Client, JoinHandle<()>), Error> {
         let mut last = Error::__private_api_timeout();
         for server in &self.each {
             // The driver's own time-out ends with the TCP connection; a stopped server accepts that and says nothing.
-            match tokio::time::timeout(self.timeout, self.connect_to(server)).await {
+            match tokio::time::timeout(self.timeout, self.connect_to(server, heard.clone())).await {
                 Ok(Ok(connected)) => return Ok(connected),
                 Ok(Err(error)) => last = error,
                 Err(_elapsed) => last = Error::__private_api_timeout(),
@@ -92,21 +101,28 @@ impl Servers {
         Err(last)
     }
 
-    async fn connect_to(&self, server: &tokio_postgres::Config) -> Result<(Client, JoinHandle<()>), Error> {
-        let Some(tls) = &self.tls else { return in_plain(server).await };
+    async fn connect_to(
+        &self,
+        server: &tokio_postgres::Config,
+        heard: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<(Client, JoinHandle<()>), Error> {
+        let Some(tls) = &self.tls else { return in_plain(server, heard).await };
         match server.connect(tls.clone()).await {
-            Ok((client, connection)) => Ok((client, tokio::spawn(drive(connection)))),
+            Ok((client, connection)) => Ok((client, tokio::spawn(drive(connection, heard)))),
             Err(error) if server.get_ssl_mode() == SslMode::Prefer && is_about_tls(&error) => {
-                in_plain(server.clone().ssl_mode(SslMode::Disable)).await
+                in_plain(server.clone().ssl_mode(SslMode::Disable), heard).await
             }
             Err(error) => Err(error),
         }
     }
 }
 
-async fn in_plain(server: &tokio_postgres::Config) -> Result<(Client, JoinHandle<()>), Error> {
+async fn in_plain(
+    server: &tokio_postgres::Config,
+    heard: Option<mpsc::UnboundedSender<String>>,
+) -> Result<(Client, JoinHandle<()>), Error> {
     let (client, connection) = server.connect(NoTls).await?;
-    Ok((client, tokio::spawn(drive(connection))))
+    Ok((client, tokio::spawn(drive(connection, heard))))
 }
 
 /// Whether the same may succeed without TLS: the handshake failed, or the server does not let us in this way.
@@ -137,11 +153,20 @@ fn connector(tls: &PostgresTls, negotiation: SslNegotiation) -> Option<MakeRustl
 ///
 /// A wait for a synchronous standby that somebody cancels ends in a COMMIT that looks like any other, after a warning. The
 /// connection is closed at the warning, so that such a commit is as unknown as one whose answer was lost.
-async fn drive<S: AsyncRead + AsyncWrite + Unpin>(mut connection: Connection<Socket, S>) {
+async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
+    mut connection: Connection<Socket, S>,
+    heard: Option<mpsc::UnboundedSender<String>>,
+) {
     while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
         match message {
             // Not by the SQLSTATE, which all plain warnings share, nor by the text, which depends on the language.
             AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => return,
+            AsyncMessage::Notification(said) => {
+                if let Some(heard) = &heard {
+                    // Nobody hears it if nobody listens any more.
+                    drop(heard.send(said.payload().to_owned()));
+                }
+            }
             _ => {}
         }
     }

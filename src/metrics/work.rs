@@ -117,8 +117,10 @@ impl WorkMetrics {
     }
 
     /// What a look at a queue found.
-    pub fn looked(&self, queue: &Arc<str>, waiting: i64, lag: Duration) {
-        self.waiting.get_or_create(&Self::queue(queue)).set(waiting);
+    pub fn looked(&self, queue: &Arc<str>, waiting: Option<i64>, lag: Duration) {
+        if let Some(waiting) = waiting {
+            self.waiting.get_or_create(&Self::queue(queue)).set(waiting);
+        }
         self.lag.get_or_create(&Self::queue(queue)).set(lag.as_secs_f64());
     }
 

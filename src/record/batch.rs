@@ -186,9 +186,9 @@ pub(super) struct Written {
 
 /// A batch of which nothing is known to be committed.
 #[derive(Debug)]
-pub(super) struct BatchError {
-    pub(super) trouble: Trouble,
-    pub(super) cause: String,
+pub(crate) struct BatchError {
+    pub(crate) trouble: Trouble,
+    pub(crate) cause: String,
 }
 
 impl BatchError {
@@ -224,7 +224,7 @@ pub(super) struct Writer {
     /// A SQL function, called within the statement.
     pub(super) function: Option<String>,
     /// Or an effect in this process, run between the statement and the commit.
-    rust: Option<Arc<dyn effect::Effect>>,
+    pub(super) rust: Option<Arc<dyn effect::Effect>>,
     pub(super) group: Option<String>,
     batched: bool,
     pub(super) commit_timeout: Duration,
@@ -367,10 +367,7 @@ pub(super) fn failed(error: &tokio_postgres::Error) -> BatchError {
 }
 
 fn no_connection(error: &PoolError) -> BatchError {
-    let cause = match error {
-        PoolError::Backend(error) => db::describe(error),
-        other => other.to_string(),
-    };
+    let cause = db::describe_pool(error);
     BatchError { trouble: Trouble::Resources, cause }
 }
 

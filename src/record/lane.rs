@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep_until;
 use tracing::warn;
 
@@ -14,6 +14,7 @@ use super::batch::{ATTEMPTS_MAX, Claimed, Delivery, Job, Mode, Outcome, Pauses, 
 use crate::config;
 use crate::db::Trouble;
 use crate::metrics::Metrics;
+use crate::tasks::Beat;
 
 /// A source whose effect failed so recently starts in subtransactions.
 const CAREFUL_FOR: Duration = Duration::from_secs(5);
@@ -35,7 +36,7 @@ const OVERLAP: usize = 2;
 const WORTH_A_COMMIT: usize = 16;
 
 pub(super) struct Lane {
-    queue: mpsc::Receiver<Job>,
+    beat: Beat,
     /// Taken from the queue, or given back by a batch, for the next one.
     backlog: VecDeque<Job>,
     writer: Arc<Writer>,
@@ -58,15 +59,15 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(
-        queue: mpsc::Receiver<Job>,
         writer: Arc<Writer>,
         settings: &config::Postgres,
         metrics: Arc<Metrics>,
+        beat: Beat,
     ) -> Self {
         let events_max = if writer.is_batched() { settings.batch_events } else { 1 };
         let events_cap = if writer.has_effect() { events_max.min(4) } else { events_max };
         Self {
-            queue,
+            beat,
             backlog: VecDeque::new(),
             writer,
             metrics,
@@ -84,13 +85,16 @@ impl Lane {
 
     /// Runs until the queue is closed and everything in it is answered.
     ///
-    /// Dropping it loses no committed event: those waiting are answered as not recorded.
-    pub(super) async fn run(mut self) {
+    /// Dropping it loses no committed event: those in its hands are answered as not recorded, those in the queue stay there.
+    pub(super) async fn run(mut self, queue: Arc<Mutex<mpsc::Receiver<Job>>>) {
+        let mut queue = queue.lock().await;
+        self.beat.alive();
         self.writer.warm_up().await;
         let mut under_way = FuturesUnordered::new();
         let mut arrived = Vec::new();
         let mut open = true;
         while open || !under_way.is_empty() || !self.backlog.is_empty() {
+            self.beat.alive();
             // One time for both decisions: a rest that ended between them would leave nobody to wake the lane.
             let now = Instant::now();
             while self.is_worth_a_commit(under_way.len(), now) {
@@ -98,16 +102,17 @@ impl Lane {
                 under_way.push(commit.run());
             }
             let room = self.events_max.saturating_sub(self.backlog.len());
+            let idle = under_way.is_empty();
             let resting = !self.backlog.is_empty() && self.rest_until > now;
             tokio::select! {
                 () = sleep_until(self.rest_until.into()), if resting => {}
                 Some(ended) = under_way.next() => self.take_back(ended),
-                count = self.queue.recv_many(&mut arrived, room), if open && room > 0 => {
+                count = received(&self.beat, idle, queue.recv_many(&mut arrived, room)), if open && room > 0 => {
                     open = count > 0;
-                    if under_way.is_empty() {
+                    if idle {
                         // Deliveries that are ready to be queued get their turn first; costs nothing when there are none.
                         tokio::task::yield_now().await;
-                        while let Ok(job) = self.queue.try_recv() {
+                        while let Ok(job) = queue.try_recv() {
                             arrived.push(job);
                         }
                     }
@@ -232,6 +237,11 @@ impl Lane {
             }
         }
     }
+}
+
+/// A lane that has nothing under way is idle while it waits for events; another one waits for Postgres.
+async fn received<T>(beat: &Beat, idle: bool, events: impl Future<Output = T>) -> T {
+    if idle { beat.waiting(events).await } else { events.await }
 }
 
 /// One batch on its way.

@@ -142,14 +142,19 @@ fn event_of(delivery: &Delivery, received_at: Timestamp) -> Event<'_> {
 }
 
 /// How an effect ended.
-enum Applied {
+pub(super) enum Applied {
     Ended(Verdict),
     /// In the middle of something: nobody knows what its connection is about to say.
     Dropped(String),
 }
 
 /// Runs the effect, for at most `limit`, and then what it left to the end of the transaction.
-async fn apply(effect: &dyn Effect, event: &Event<'_>, client: &Object, limit: Duration) -> Applied {
+pub(super) async fn apply(
+    effect: &dyn Effect,
+    event: &Event<'_>,
+    client: &Object,
+    limit: Duration,
+) -> Applied {
     let mut handle = Handle::new(client);
     let work = async {
         effect.apply(event, &mut handle).await?;
@@ -220,7 +225,7 @@ async fn speak_last(
 }
 
 /// A connection that does not roll back is dropped, which does the same.
-async fn roll_back(writer: &Writer, client: Unclean) {
+pub(super) async fn roll_back(writer: &Writer, client: Unclean) {
     let Ok(object) = client.get() else { return };
     if let Ok(Ok(())) = timeout(writer.commit_timeout, object.batch_execute("rollback")).await {
         client.give_back();

@@ -85,7 +85,8 @@ fn a_target_has_defaults() {
     let TargetKind::Http(http) = &mut wanted.kind;
     http.secrets = vec![Key::webhooks(SECRET).unwrap()];
     assert_eq!(format!("{target:?}"), format!("{wanted:?}"));
-    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types: Vec::new() }]);
+    let route = Route { target: "orders".into(), types: Vec::new(), attempts_max: 20 };
+    assert_eq!(config.sources["a"].targets, [route]);
 }
 
 #[test]
@@ -263,10 +264,12 @@ fn sources_name_targets_that_are_there() {
         ("source.a.targets = 7", &["source.a.targets: found a bare number, expected a list"]),
     ]);
     warns(&[("source.a.targets = []", &["target.orders: no source has it among its targets"])]);
-    let config =
-        load("source.a.targets = [{ name = \"orders\", types = [\"invoice.*\", \"customer.created\"] }]");
+    let config = load(
+        "source.a.targets = [{ name = \"orders\", types = [\"invoice.*\", \"customer.created\"] }]\n\
+         target.orders.attempts_max = 7",
+    );
     let types = ["invoice.*", "customer.created"].map(|text| TypePattern::parse(text).unwrap()).to_vec();
-    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types }]);
+    assert_eq!(config.sources["a"].targets, [Route { target: "orders".into(), types, attempts_max: 7 }]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub(crate) mod load;
 pub(crate) mod play;
 pub(crate) mod proxy;
 pub(crate) mod publisher;
+pub(crate) mod receiver;
 pub(crate) mod scene;
 pub(crate) mod stores;
 pub(crate) mod wait;

@@ -242,6 +242,8 @@ pub(crate) struct Answer {
     pub(crate) outcome: String,
     /// `Retry-After` in seconds.
     pub(crate) retry_after: Option<u64>,
+    /// `Hapax-Rearmed`
+    pub(crate) rearmed: bool,
 }
 
 impl Answer {
@@ -271,5 +273,6 @@ pub(crate) async fn deliver_on(
         status: response.status.as_u16(),
         outcome: header("hapax-outcome").unwrap_or_default().to_owned(),
         retry_after: header("retry-after").and_then(|seconds| seconds.parse().ok()),
+        rearmed: header("hapax-rearmed") == Some("true"),
     })
 }

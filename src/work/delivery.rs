@@ -1,0 +1,404 @@
+//! The queue of one target: takes what is due, has it delivered, within the target's limits.
+//!
+//! Invariant: no delivery begins without room in this gateway's share of the target's concurrency, a permission of its
+//! rate, and a lease that lasts. Nothing here waits for another target.
+
+use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use rand::Rng as _;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::sleep_until;
+use tracing::warn;
+
+use super::breaker::Breaker;
+use super::jobs::{Ended, Ending, JobsError, Task};
+use super::pace::Pace;
+use super::place::Place;
+use super::{Shared, TargetInUse};
+use crate::config::Retry;
+use crate::outbox::{Fault, Message, Undelivered, message_id};
+use crate::tasks::Beat;
+
+/// How long a share of a target's concurrency is this gateway's without asking again. When a gateway dies, the others wait
+/// that long for its share.
+const SHARE_FOR: Duration = Duration::from_secs(10);
+/// How often it is asked for.
+const SHARE_EVERY: Duration = Duration::from_secs(3);
+/// Most events that are taken ahead of their delivery.
+const AHEAD_MAX: usize = 256;
+/// After a statement of ours that failed.
+const OWN_TROUBLE: Duration = Duration::from_secs(1);
+
+/// What one delivery came to.
+struct Delivered {
+    task: Task,
+    result: Result<(), Undelivered>,
+}
+
+pub(super) struct Deliveries {
+    shared: Arc<Shared>,
+    target: TargetInUse,
+    queue: Arc<str>,
+    bell: Arc<Notify>,
+    /// Taken, and not begun.
+    ahead: VecDeque<Task>,
+    under_way: usize,
+    ended: (mpsc::UnboundedSender<Delivered>, mpsc::UnboundedReceiver<Delivered>),
+    share: Share,
+    breaker: Breaker,
+    pace: Pace,
+    place: Place,
+    /// There may be something to take.
+    rung: bool,
+    /// Nothing is taken before.
+    rest_until: Instant,
+    /// Deliveries that ended in the second that began then: how fast this goes.
+    speed: (Instant, usize, usize),
+    failures: u32,
+}
+
+/// This gateway's part of what the target allows to all.
+struct Share {
+    slots: usize,
+    /// By the clock of this process, since before it was asked for.
+    until: Instant,
+    ask_at: Instant,
+}
+
+impl Deliveries {
+    pub(super) fn new(shared: Arc<Shared>, target: TargetInUse, queue: Arc<str>, bell: Arc<Notify>) -> Self {
+        let now = Instant::now();
+        let breaker = Breaker::new(target.load().config.breaker_failures);
+        Self {
+            shared,
+            target,
+            queue,
+            bell,
+            ahead: VecDeque::new(),
+            under_way: 0,
+            ended: mpsc::unbounded_channel(),
+            share: Share { slots: 0, until: now, ask_at: now },
+            breaker,
+            pace: Pace::new(now),
+            place: Place::default(),
+            rung: true,
+            rest_until: now,
+            speed: (now, 0, 0),
+            failures: 0,
+        }
+    }
+
+    /// Runs until it is cancelled: takes no more then, gives back what it has not begun, and waits for what it has.
+    pub(super) async fn run(mut self, beat: Beat) {
+        while !beat.is_cancelled() {
+            beat.alive();
+            let now = Instant::now();
+            if self.share.ask_at <= now {
+                self.renew_share(now).await;
+            }
+            self.begin(now);
+            if self.wants_more(now) {
+                self.take(now).await;
+                continue;
+            }
+            let wake_at = self.wake_at(now);
+            let bell = Arc::clone(&self.bell);
+            tokio::select! {
+                () = beat.cancelled() => {}
+                Some(delivered) = self.ended.1.recv() => self.end(delivered),
+                () = bell.notified() => self.rung = true,
+                () = sleep_until(wake_at.into()) => {}
+            }
+            while let Ok(delivered) = self.ended.1.try_recv() {
+                self.end(delivered);
+            }
+        }
+        self.give_back();
+        while self.under_way > 0 {
+            let Some(delivered) = self.ended.1.recv().await else { return };
+            beat.alive();
+            self.end(delivered);
+        }
+    }
+
+    /// Says how much is under way, and hears how much may be. Without an answer the share ends by itself.
+    async fn renew_share(&mut self, now: Instant) {
+        let config = Arc::clone(&self.target.load().config);
+        self.breaker.set_threshold(config.breaker_failures);
+        self.share.ask_at = now + SHARE_EVERY;
+        let (jobs, worker) = (&self.shared.jobs, &self.shared.worker);
+        match jobs.share(&self.queue, worker, self.under_way, config.concurrency, SHARE_FOR).await {
+            Ok(slots) => {
+                self.share.slots = slots;
+                // A little less than Postgres counts.
+                self.share.until = now + SHARE_FOR.mul_f64(0.9);
+                if slots == 0 {
+                    // Others have it all until they ask again.
+                    self.share.ask_at = now + SHARE_EVERY / 6;
+                }
+                #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+                let part = slots as f64 / config.concurrency as f64;
+                self.pace.set(config.rate.map(|rate| f64::from(rate) * part));
+            }
+            Err(error) => self.own_trouble(&error, now),
+        }
+    }
+
+    /// How many may be under way, whatever the rate.
+    fn limit(&mut self, now: Instant) -> usize {
+        let share = if now < self.share.until { self.share.slots } else { 0 };
+        self.breaker.limit(now).min(share)
+    }
+
+    /// Begins what was taken, as far as there is room.
+    fn begin(&mut self, now: Instant) {
+        let room = self.limit(now).saturating_sub(self.under_way);
+        let room = room.min(self.pace.room(now));
+        let mut begun = 0;
+        while begun < room {
+            let Some(task) = self.ahead.pop_front() else { break };
+            // Whoever has it now, or will, delivers it.
+            if !self.shared.held.may_begin(&task.attempt, now, self.shared.lease()) {
+                self.shared.held.remove(&task.attempt);
+                self.shared.metrics.work.lease_lost(&self.queue);
+                continue;
+            }
+            begun += 1;
+            self.deliver(task);
+        }
+        self.pace.spend(begun);
+        if self.breaker.is_open() && self.under_way == 0 {
+            self.give_back_beyond(1);
+        }
+    }
+
+    fn deliver(&mut self, task: Task) {
+        self.under_way += 1;
+        self.shared.metrics.work.under_way(&self.queue, self.under_way);
+        let (target, ended) = (self.target.load_full(), self.ended.0.clone());
+        let shared = Arc::clone(&self.shared);
+        let deadline = target.config.timeout + Duration::from_secs(1);
+        drop(self.shared.tasks.spawn(async move {
+            let started = Instant::now();
+            let result = match message(&task, &target.config.name) {
+                Some(message) => {
+                    let delivery = AssertUnwindSafe(target.target.deliver(&message)).catch_unwind();
+                    match tokio::time::timeout(deadline, delivery).await {
+                        Ok(Ok(delivered)) => delivered,
+                        Ok(Err(_panic)) => Err(ours("the delivery panicked; standard error has its message")),
+                        Err(_elapsed) => Err(silent()),
+                    }
+                }
+                None => Err(gone()),
+            };
+            shared.metrics.work.delivered(started.elapsed());
+            // The loop may be another one by now; then the lease runs out.
+            drop(ended.send(Delivered { task, result }));
+        }));
+    }
+
+    fn end(&mut self, Delivered { task, result }: Delivered) {
+        let now = Instant::now();
+        self.under_way = self.under_way.saturating_sub(1);
+        self.shared.metrics.work.under_way(&self.queue, self.under_way);
+        self.count(now);
+        let retry = self.target.load().config.retry;
+        let (ending, error, delay) = match result {
+            Ok(()) => (Ending::Done, None, Duration::ZERO),
+            Err(undelivered) => judge(&task, undelivered, retry),
+        };
+        match &error {
+            None => self.breaker.succeeded(),
+            Some(Undelivered { fault: Fault::Target, .. }) => self.count_failure(now),
+            // It answered, so it is there.
+            Some(Undelivered { fault: Fault::Message, .. }) => self.breaker.succeeded(),
+            Some(Undelivered { fault: Fault::Ours, .. }) => {}
+        }
+        self.shared.metrics.work.breaker(&self.queue, self.breaker.is_open());
+        self.shared.metrics.work.attempted(&self.queue, error.as_ref().map_or("done", |error| error.word));
+        self.shared.end(Ended {
+            source: task.source.as_str().into(),
+            attempt: task.attempt,
+            result: ending,
+            error: error.map(|error| error.cause),
+            delay,
+        });
+    }
+
+    fn count_failure(&mut self, now: Instant) {
+        if self.breaker.failed(now, rand::random()) {
+            warn!(queue = &*self.queue, "a target fails again and again: it is left alone for a while");
+            self.give_back();
+        }
+    }
+
+    fn count(&mut self, now: Instant) {
+        let (since, before, count) = &mut self.speed;
+        if now.saturating_duration_since(*since) >= Duration::from_secs(1) {
+            (*since, *before, *count) = (now, *count, 0);
+        }
+        *count += 1;
+    }
+
+    /// Events that are worth being taken ahead: as many as are delivered in a tenth of a second.
+    fn ahead_max(&self) -> usize {
+        let (_, before, count) = self.speed;
+        (before.max(count) / 10).min(AHEAD_MAX)
+    }
+
+    /// Taken together, since each taking is a transaction: not before half of what may be ahead is used up.
+    fn wants_more(&mut self, now: Instant) -> bool {
+        if !self.rung || now < self.rest_until {
+            return false;
+        }
+        let (limit, ahead) = (self.limit(now), self.ahead_max());
+        let have = self.under_way + self.ahead.len();
+        limit > 0 && have < limit + ahead.div_ceil(2)
+    }
+
+    async fn take(&mut self, now: Instant) {
+        let wanted = (self.limit(now) + self.ahead_max()).saturating_sub(self.under_way + self.ahead.len());
+        let wanted = match self.target.load().config.rate {
+            // No more than the rate lets begin while a lease is young.
+            Some(rate) => wanted.min(usize::try_from(rate).unwrap_or(usize::MAX).max(1)),
+            None => wanted,
+        };
+        let (lease, since) = (self.shared.lease(), self.place.begin(now));
+        match self.shared.jobs.take(&self.queue, wanted, lease, since).await {
+            Ok(taken) => {
+                self.failures = 0;
+                self.place.found(taken.first_due, taken.now);
+                self.shared.buried(&self.queue, &taken.buried, None);
+                self.rung = taken.tasks.len() + taken.buried.len() >= wanted;
+                for task in taken.tasks {
+                    self.shared.held.add(task.attempt.clone(), now);
+                    self.ahead.push_back(task);
+                }
+            }
+            Err(error) => self.own_trouble(&error, now),
+        }
+    }
+
+    /// Ours and not the target's: nothing is counted.
+    fn own_trouble(&mut self, error: &JobsError, now: Instant) {
+        self.failures += 1;
+        if self.failures.is_power_of_two() {
+            let (cause, failures) = (&error.cause, self.failures);
+            warn!(queue = &*self.queue, cause, failures, "events for a target cannot be taken");
+        }
+        self.rest_until = now + OWN_TROUBLE.mul_f64(0.5 + rand::random::<f64>());
+    }
+
+    fn wake_at(&mut self, now: Instant) -> Instant {
+        let mut wake_at = self.share.ask_at;
+        let opens = self.breaker.opens_at();
+        let paced = self.pace.next_at().filter(|_| !self.ahead.is_empty());
+        let rested = (self.rung && self.rest_until > now).then_some(self.rest_until);
+        for at in [opens, paced, rested].into_iter().flatten() {
+            wake_at = wake_at.min(at);
+        }
+        // Never a busy loop, whatever the clocks say.
+        wake_at.max(now + Duration::from_millis(1))
+    }
+
+    fn give_back(&mut self) {
+        self.give_back_beyond(0);
+    }
+
+    /// What was taken ahead and is not to be begun now; the attempt does not count.
+    fn give_back_beyond(&mut self, kept: usize) {
+        for task in self.ahead.drain(kept.min(self.ahead.len())..) {
+            let delay = Duration::from_millis(rand::rng().random_range(0..1_000));
+            self.shared.end(Ended {
+                source: task.source.as_str().into(),
+                attempt: task.attempt,
+                result: Ending::Back,
+                error: None,
+                delay,
+            });
+        }
+    }
+}
+
+/// However the loop ends, what it took and did not begin is soon another's.
+impl Drop for Deliveries {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// What a failed delivery means for its event.
+fn judge(task: &Task, undelivered: Undelivered, retry: Retry) -> (Ending, Option<Undelivered>, Duration) {
+    let ending = match undelivered.fault {
+        Fault::Target | Fault::Message => Ending::Failed,
+        Fault::Ours if task.content.is_none() => Ending::Hopeless,
+        Fault::Ours => Ending::Back,
+    };
+    let asked = undelivered.retry_after.unwrap_or_default().min(retry.max);
+    let delay = asked + backoff(retry, task.number, rand::random());
+    (ending, Some(undelivered), delay)
+}
+
+/// Between nothing and `base`, doubled with each attempt and at most `max`: what failed together does not come back
+/// together.
+pub(super) fn backoff(retry: Retry, attempt: i32, luck: f64) -> Duration {
+    let doublings = u32::try_from(attempt).unwrap_or(1).saturating_sub(1).min(30);
+    retry.base.saturating_mul(1 << doublings).min(retry.max).mul_f64(luck.clamp(0.0, 1.0))
+}
+
+fn message(task: &Task, target: &str) -> Option<Message> {
+    let content = task.content.as_ref()?;
+    let replay = u32::try_from(task.replay).unwrap_or(0);
+    Some(Message {
+        id: message_id(&task.attempt.key.0, target, replay),
+        source: task.source.as_str().into(),
+        scope: task.scope.clone(),
+        event_id: task.event_id.clone(),
+        event_type: task.event_type.clone(),
+        key: task.attempt.key.0,
+        item: task.item,
+        digest: task.digest,
+        body: content.bytes.clone(),
+        headers: content.headers.clone(),
+        received_at: task.received_at,
+        provider_time: task.provider_time,
+        attempt: u32::try_from(task.number).unwrap_or(1),
+        replay,
+    })
+}
+
+/// The target's own time-out should have ended it.
+fn silent() -> Undelivered {
+    Undelivered {
+        fault: Fault::Target,
+        cause: "no answer in time".to_owned(),
+        retry_after: None,
+        word: "timeout",
+    }
+}
+
+fn gone() -> Undelivered {
+    ours("its body is gone: retention.body is shorter than its attempts took")
+}
+
+fn ours(cause: &str) -> Undelivered {
+    Undelivered { fault: Fault::Ours, cause: cause.to_owned(), retry_after: None, word: "ours" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_their_most_and_luck_is_full() {
+        let retry = Retry { base: Duration::from_secs(5), max: Duration::from_secs(3600) };
+        let most: Vec<u64> = (1..=12).map(|attempt| backoff(retry, attempt, 1.0).as_secs()).collect();
+        assert_eq!(most, [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
+        assert_eq!(backoff(retry, 12, 0.0), Duration::ZERO);
+        assert_eq!(backoff(retry, i32::MAX, 0.5), Duration::from_secs(1800));
+    }
+}

@@ -58,12 +58,6 @@ impl EventKey {
         Self::of_parts(&[source.as_bytes(), scope.as_bytes(), id.as_bytes(), &digest.0])
     }
 
-    /// The key in the fast tier of an event whose signed bytes are watched.
-    #[must_use]
-    pub fn guarded(&self) -> Self {
-        Self::of_parts(&[b"guarded", &self.0])
-    }
-
     fn of_parts(parts: &[&[u8]]) -> Self {
         let mut context = Context::new(&SHA256);
         for part in parts {

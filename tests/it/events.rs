@@ -1,6 +1,7 @@
 //! `hapax events`: what is told of events, and the way back.
 
 mod change;
+mod gateway;
 mod made;
 mod show;
 mod storm;

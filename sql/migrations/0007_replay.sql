@@ -179,7 +179,10 @@ end
 $$;
 
 -- Gives up what is left to do. By force also what a worker has: what that brings does not count any more.
-create function hapax.discard(keys bytea[], only_queue text, force boolean, only_look boolean, commit_mode text)
+--
+-- acts: the event has an effect. Of one queue alone, the event's status follows from what is left; if that is nothing, it is
+-- done if anything of it was, and otherwise rejected.
+create function hapax.discard(keys bytea[], acts boolean[], only_queue text, force boolean, only_look boolean, commit_mode text)
     returns text[]
     language plpgsql volatile set enable_seqscan = off as
 $$
@@ -189,13 +192,14 @@ declare
     outcome text[] := array_fill('gone'::text, array[total]);
     locked bytea[];
     good bytea[];
+    idle bytea[] := '{}';
     event record;
     ignored text;
 begin
     ignored := set_config('synchronous_commit', commit_mode, true);
     locked := hapax.lock_events(keys, only_look);
     for event in
-        select u.at::integer as i, l.key, l.status, l.key = any (locked) as mine, exists (
+        select u.at::integer as i, l.key, l.status, acts[u.at] as acts, l.key = any (locked) as mine, exists (
             select from hapax.job j
             where j.key = l.key and j.state in ('pending', 'dead') and (only_queue is null or j.queue = only_queue)
         ) as is_left
@@ -210,6 +214,9 @@ begin
         end;
         if outcome[event.i] = 'done' then
             good := good || event.key;
+            if not event.acts then
+                idle := idle || event.key;
+            end if;
         end if;
     end loop;
     if good is null or only_look then
@@ -221,6 +228,9 @@ begin
         update hapax.ledger l set status = 'rejected', settled_at = clock_timestamp() where l.key = any (good);
     else
         perform hapax.restate(good);
+        update hapax.ledger l set status = 'rejected'
+        where l.key = any (idle) and l.status = 'done'
+            and not exists (select from hapax.job j where j.key = l.key and j.state = 'done');
     end if;
     return outcome;
 end

@@ -93,6 +93,14 @@ impl Verb {
         }
     }
 
+    const fn past(self) -> &'static str {
+        match self {
+            Self::Retry => "given their turn",
+            Self::Replay => "replayed",
+            Self::Discard { .. } => "discarded",
+        }
+    }
+
     /// Statuses that are meant unless something else is said: those that it makes sense for. What is open is given up only
     /// if that is asked for.
     const fn usual(self) -> &'static [&'static str] {
@@ -261,7 +269,10 @@ impl Change<'_> {
         let queue = self.queue.as_deref();
         let words = match self.verb {
             Verb::Retry => self.ledger.retry(&keys, queue, writing).await?,
-            Verb::Discard { force } => self.ledger.discard(&keys, queue, force, writing).await?,
+            Verb::Discard { force } => {
+                let acts = work::acts(self.config, events);
+                self.ledger.discard(&keys, &acts, (queue, force), writing).await?
+            }
             Verb::Replay => {
                 let target = self.how.choice.target.as_deref();
                 let (work, known) = work::of(self.config, events, target);

@@ -234,13 +234,14 @@ impl<'a> Ledger<'a> {
     pub(super) async fn discard(
         &self,
         keys: &[Vec<u8>],
-        queue: Option<&str>,
-        force: bool,
+        acts: &[bool],
+        (queue, force): (Option<&str>, bool),
         Writing { only_look, commit_mode }: Writing,
     ) -> Result<Vec<String>, tokio_postgres::Error> {
         let statement = include_str!("../../../sql/queries/discard_events.sql");
         let parameters: Parameters<'_> = vec![
             (&keys, Type::BYTEA_ARRAY),
+            (&acts, Type::BOOL_ARRAY),
             (&queue, Type::TEXT),
             (&force, Type::BOOL),
             (&only_look, Type::BOOL),

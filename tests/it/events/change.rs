@@ -140,7 +140,7 @@ async fn what_there_is_to_do_comes_from_the_settings() -> Result<()> {
     let said = hapax(&settings, &["replay", "--id", "bodiless", "--id", "open", "--id", "some"]).await?;
     assert_eq!(said.code, Some(1));
     for wanted in [
-        "3 of 3 events: no replay\n",
+        "3 of 3 events not replayed:\n",
         "  1 have no body any more: retention.body (7d) removed it (bodiless)\n",
         "  2 are not settled: `hapax events retry` gives them their turn now, or wait (",
     ] {
@@ -209,6 +209,8 @@ async fn what_is_discarded_is_given_up() -> Result<()> {
             Made { jobs: &["target:orders waits"], ..ago(1, "plain", "open", "open") },
             Made { jobs: &["target:orders held"], ..ago(1, "plain", "held", "open") },
             Made { jobs: &two, ..ago(1, "plain", "one", "dead") },
+            Made { jobs: &["target:orders dead"], ..ago(1, "plain", "only", "dead") },
+            Made { jobs: &["target:orders dead"], ..ago(1, "stripe", "acted", "dead") },
             ago(1, "plain", "done", "done"),
         ],
     )
@@ -223,6 +225,8 @@ async fn what_is_discarded_is_given_up() -> Result<()> {
         ("held", &["--force"], "done", "rejected 0, target:orders discarded 3 0"),
         // All the rest of it was done.
         ("one", &["--target", "orders"], "done", "done 0, target:crm done 3 0, target:orders discarded 9 0"),
+        ("only", &["--target", "orders"], "done", "rejected 0, target:orders discarded 9 0"),
+        ("acted", &["--target", "orders"], "done", "done 0, target:orders discarded 9 0"),
         ("done", &[], "settled", "done 0"),
     ] {
         assert_eq!(outcome(&settings, "discard", id, more).await?, wanted, "{id}");

@@ -49,19 +49,13 @@ impl Report<'_> {
         let not_done = tally.not_done();
         (not_done > 0).then(|| {
             let reasons = tally.reasons(&self.config.retention).join("\n");
-            Exit::failed(format!("{not_done} of {} events: no {}\n{reasons}", tally.all(), verb.name()))
+            Exit::failed(format!("{not_done} of {} events not {}:\n{reasons}", tally.all(), verb.past()))
         })
     }
 
-    fn done(&self) -> &'static str {
-        match (self.verb, self.how.dry_run) {
-            (Verb::Retry, false) => "given their turn",
-            (Verb::Retry, true) => "would be given their turn",
-            (Verb::Replay, false) => "replayed",
-            (Verb::Replay, true) => "would be replayed",
-            (Verb::Discard { .. }, false) => "discarded",
-            (Verb::Discard { .. }, true) => "would be discarded",
-        }
+    fn done(&self) -> String {
+        let would = if self.how.dry_run { "would be " } else { "" };
+        format!("{would}{}", self.verb.past())
     }
 
     fn tell_people(&self) -> Result<(), Exit> {

@@ -26,9 +26,16 @@ impl Known {
     }
 }
 
+/// Whether each of the events has an effect.
+pub(super) fn acts(config: &Config, events: &[Event]) -> Vec<bool> {
+    let acts =
+        |event: &Event| config.sources.get(&event.source).is_some_and(|source| source.effect != Effect::None);
+    events.iter().map(acts).collect()
+}
+
 /// What there is to do for each of the events, in all or for one target.
 pub(super) fn of(config: &Config, events: &[Event], target: Option<&str>) -> (Work, Vec<Known>) {
-    let mut work = Work::default();
+    let mut work = Work { acts: acts(config, events), ..Work::default() };
     let mut known = Vec::with_capacity(events.len());
     // Places in SQL begin at 1.
     for (at, event) in (1..).zip(events) {
@@ -39,7 +46,6 @@ pub(super) fn of(config: &Config, events: &[Event], target: Option<&str>) -> (Wo
             Some(jobs) if jobs.is_empty() => Known::Nothing,
             Some(_) => Known::Work,
         });
-        work.acts.push(source.is_some_and(|source| source.effect != Effect::None));
         for JobRule { queue, attempts_max } in jobs.unwrap_or_default() {
             work.at.push(at);
             work.queues.push(queue);

@@ -63,7 +63,9 @@ impl Parking {
                 }
                 continue;
             }
-            tasks.iter().for_each(|task| self.shared.held.add(task.attempt.clone(), now));
+            for task in &tasks {
+                self.shared.held.add(task.attempt.clone(), now);
+            }
             self.try_all(tasks).await;
         }
     }

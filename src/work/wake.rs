@@ -29,7 +29,7 @@ const SWEEP: i32 = 200;
 /// One bell for each queue, for as long as the process lives.
 #[derive(Debug, Default)]
 pub(super) struct Bells {
-    bells: Mutex<HashMap<Arc<str>, Arc<Notify>>>,
+    of_queues: Mutex<HashMap<Arc<str>, Arc<Notify>>>,
     /// Queues of which others are to be told.
     untold: Mutex<BTreeSet<String>>,
     tell: Notify,
@@ -37,19 +37,19 @@ pub(super) struct Bells {
 
 impl Bells {
     pub(super) fn of(&self, queue: &Arc<str>) -> Arc<Notify> {
-        Arc::clone(lock(&self.bells).entry(Arc::clone(queue)).or_default())
+        Arc::clone(lock(&self.of_queues).entry(Arc::clone(queue)).or_default())
     }
 
     /// Wakes this process' loop.
     pub(super) fn ring(&self, queue: &str) {
-        let bell = lock(&self.bells).get(queue).cloned();
+        let bell = lock(&self.of_queues).get(queue).cloned();
         if let Some(bell) = bell {
             bell.notify_one();
         }
     }
 
     fn ring_all(&self) {
-        lock(&self.bells).values().for_each(|bell| bell.notify_one());
+        lock(&self.of_queues).values().for_each(|bell| bell.notify_one());
     }
 
     /// Wakes this process' loop, and soon those of others.

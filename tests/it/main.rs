@@ -23,6 +23,7 @@ mod jwks;
 mod key_rule;
 mod keyring;
 mod log;
+mod loops;
 mod once;
 mod outbox;
 mod own_schemes;

@@ -141,7 +141,8 @@ async fn targets_get_an_event_once_its_effect_is_done_and_never_one_that_is_refu
 async fn many_parked_events_are_each_done_once_by_two_gateways() -> Result<()> {
     let scene = Scene::new().await?;
     let (one, two) = (gateway(&scene, &[]).await?, gateway(&scene, &[]).await?);
-    let body = |at: usize| event(&format!("evt_{at}"), if at % 3 == 0 { "" } else { r#""do":"raise""# });
+    let body =
+        |at: usize| event(&format!("evt_{at}"), if at.is_multiple_of(3) { "" } else { r#""do":"raise""# });
     for (at, gateway) in [&one, &two].into_iter().enumerate() {
         let answers =
             burst(gateway.listen()?, "stripe", (0..150).map(|n| body(at * 150 + n)).collect()).await?;

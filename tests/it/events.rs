@@ -6,7 +6,7 @@ mod made;
 mod show;
 mod storm;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::harness::scene::Scene;
@@ -16,8 +16,11 @@ use made::{Made, ago, hapax, make, settings};
 async fn listed(settings: &str, arguments: &[&str]) -> Result<Vec<String>> {
     let said = hapax(settings, &[&["list", "--json"], arguments].concat()).await?;
     assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
-    let ids = said.out.lines().map(|line| Ok(serde_json::from_str::<Value>(line)?["event_id"].to_string()));
-    ids.map(|id| id.map(|id| id.trim_matches('"').to_owned())).collect()
+    let id = |line: &str| -> Result<String> {
+        let event: Value = serde_json::from_str(line)?;
+        Ok(event.get("event_id").and_then(Value::as_str).context("an id")?.to_owned())
+    };
+    said.out.lines().map(id).collect()
 }
 
 #[tokio::test]

@@ -77,7 +77,7 @@ pub(super) async fn make(database: &Client, events: &[Made<'_>]) -> Result<()> {
             .execute(
                 "insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id,
                      event_type, replay)
-                 select date_trunc('hour', now()) - $7 * interval '1 hour',
+                 select now() - $7 * interval '1 hour',
                      case when $4 not in ('open', 'failed') then now() end, 0,
                      $4::text::hapax.status, $1, sha256($8::text::bytea), $2, $3, $5, $6, $9",
                 &[

@@ -17,7 +17,7 @@ async fn show(settings: &str, id: &str, more: &[&str]) -> Result<Said> {
 async fn redis(settings: &str) -> Result<Value> {
     let said = show(settings, "a", &["--json"]).await?;
     assert_eq!(said.code, Some(0), "{}", said.err);
-    Ok(said.json()?["redis"].clone())
+    said.json()?.get("redis").cloned().context("no word of redis")
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn the_marker_is_told_with_what_it_means() -> Result<()> {
         assert_eq!((&told[0]["marker"], &told[0]["value"]), (&json!(wanted), &json!(value)));
         match ttl {
             Some(ttl) => {
-                assert!(told[0]["left_ms"].as_i64().is_some_and(|left| left > 0 && left <= ttl), "{told}")
+                assert!(told[0]["left_ms"].as_i64().is_some_and(|left| left > 0 && left <= ttl), "{told}");
             }
             None => assert_eq!(told[0]["left_ms"], Value::Null),
         }

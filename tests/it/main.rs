@@ -9,6 +9,7 @@ mod deployment;
 mod dev;
 mod disconnect;
 mod effects;
+mod events;
 mod findings;
 mod generation;
 mod guard;

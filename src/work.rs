@@ -19,7 +19,7 @@ mod place;
 mod settle;
 mod wake;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -107,6 +107,18 @@ impl std::fmt::Debug for Prepared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.queues.keys()).finish()
     }
+}
+
+/// The names of the queues that somebody takes from under these settings.
+#[must_use]
+pub fn queues_of(config: &Config) -> BTreeSet<String> {
+    let targets = config.targets.keys().map(|name| format!("target:{name}"));
+    let sources = config.sources.iter().filter_map(|(name, source)| match source.effect {
+        Effect::None => None,
+        Effect::Pull => Some(format!("pull:{name}")),
+        Effect::Function { .. } | Effect::Rust { .. } => Some(format!("effect:{name}")),
+    });
+    targets.chain(sources).collect()
 }
 
 /// The workers of a gateway.

@@ -28,6 +28,7 @@ mod own_schemes;
 mod pooler;
 mod postgres_away;
 mod presets;
+mod pull;
 mod redis_away;
 mod reload;
 mod rust_effect;

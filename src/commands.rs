@@ -4,6 +4,7 @@ pub mod check;
 pub mod client;
 pub mod dev;
 pub mod epoch;
+pub mod events;
 pub mod handshake;
 pub mod migrate;
 pub mod providers;

@@ -56,6 +56,8 @@ enum Command {
         #[arg(long)]
         new: bool,
     },
+    /// List events, show one in both tiers, and send them their way again.
+    Events(commands::events::Options),
     /// Let a provider hand over the secret that it signs with.
     Handshake(commands::handshake::Options),
     /// Ask a running gateway whether it is ready; exit code 0 if it is.
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
             commands::migrate::run(&file.config, &accept_key_change)
         }
         Command::Epoch { file, new } => commands::epoch::run(&file.config, new),
+        Command::Events(options) => commands::events::run(&options),
         Command::Handshake(options) => commands::handshake::run(&options),
         Command::Ready { file } => commands::ready::run(&file.config),
         Command::Dev(options) => commands::dev::run(&options),

@@ -132,7 +132,7 @@ impl Workers {
         tier: Arc<FastTier>,
         effects: &Effects,
         metrics: Arc<Metrics>,
-        tasks: Tasks,
+        tasks: &Tasks,
     ) -> Self {
         let (results, told) = mpsc::unbounded_channel();
         let connections = config.borrow().work.connections;
@@ -158,11 +158,11 @@ impl Workers {
         let all = of(&shared);
         tasks.spawn_loop("queues", move |beat| wake::look(of(&all), beat));
         let all = of(&shared);
-        tasks.spawn_loop("notifications out", move |beat| wake::tell(of(&all), beat));
+        tasks.spawn_loop("notifications_out", move |beat| wake::tell(of(&all), beat));
         if !shared.config.borrow().postgres.transaction_pooler {
             // Behind one, a session that listens is soon another's.
             let all = of(&shared);
-            tasks.spawn_loop("notifications in", move |beat| wake::listen(of(&all), beat));
+            tasks.spawn_loop("notifications_in", move |beat| wake::listen(of(&all), beat));
         }
         Self { shared, pool, effects: effects.clone() }
     }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -25,7 +25,6 @@ use super::wait::eventually;
 pub(crate) struct Delivery {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    pub(crate) at: Instant,
     /// What it was answered.
     pub(crate) status: u16,
 }
@@ -129,13 +128,12 @@ async fn serve(
                 async move {
                     let now = at_once.0.fetch_add(1, Ordering::SeqCst) + 1;
                     at_once.1.fetch_max(now, Ordering::SeqCst);
-                    let at = Instant::now();
                     let (head, body) = request.into_parts();
                     let body =
                         body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
                     let before = requests.fetch_add(1, Ordering::SeqCst);
                     let (status, pause) = answers(&head.headers, before);
-                    let delivery = Delivery { headers: head.headers, body, at, status };
+                    let delivery = Delivery { headers: head.headers, body, status };
                     log.lock().unwrap_or_else(PoisonError::into_inner).push(delivery);
                     if !pause.is_zero() {
                         tokio::time::sleep(pause).await;

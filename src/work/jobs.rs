@@ -112,6 +112,8 @@ pub(crate) struct Ended {
 /// What became of the event of an attempt that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
+    /// Somebody else holds the event's row: nothing is changed, and it is to be told again.
+    Busy,
     /// The token was not in the row any more: somebody else has it.
     Lost,
     /// The event is not settled by this.
@@ -397,7 +399,7 @@ fn task(row: &Row, attempt: Attempt) -> Result<Task, tokio_postgres::Error> {
 /// The fates of attempts out of a row with `mine`, `events`, `digests` and `generation`. `None`: in words of another
 /// version.
 pub(crate) fn fates(row: &Row, expected: usize) -> Result<Option<Fates>, tokio_postgres::Error> {
-    let mine: Vec<bool> = row.try_get("mine")?;
+    let mine: Vec<Option<bool>> = row.try_get("mine")?;
     let events: Vec<Option<&str>> = row.try_get("events")?;
     let digests: Vec<Option<&[u8]>> = row.try_get("digests")?;
     let generation = Generation::from_bytes(row.try_get("generation")?);
@@ -406,10 +408,13 @@ pub(crate) fn fates(row: &Row, expected: usize) -> Result<Option<Fates>, tokio_p
     }
     let fates = mine.into_iter().zip(events).zip(digests).map(|((mine, event), digest)| {
         Some(match (mine, event, digest) {
-            (false, ..) => Fate::Lost,
-            (true, None, _) => Fate::Open,
-            (true, Some("dead"), _) => Fate::Dead,
-            (true, Some("done" | "rejected"), Some(digest)) => Fate::Settled(Digest(digest.try_into().ok()?)),
+            (None, ..) => Fate::Busy,
+            (Some(false), ..) => Fate::Lost,
+            (Some(true), None, _) => Fate::Open,
+            (Some(true), Some("dead"), _) => Fate::Dead,
+            (Some(true), Some("done" | "rejected"), Some(digest)) => {
+                Fate::Settled(Digest(digest.try_into().ok()?))
+            }
             _ => return None,
         })
     });

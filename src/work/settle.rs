@@ -46,13 +46,20 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
     let mut failures: u32 = 0;
     // All together; one by one after a failure that may be because of one of them.
     let mut together = batch.len();
+    let mut busy = false;
     while !batch.is_empty() {
         let part = batch.get(..together.min(batch.len())).unwrap_or_default();
         let error = match shared.jobs.finish(part).await {
             Ok((fates, generation)) => {
                 let told = fates.len();
                 for (ended, fate) in batch.drain(..told).zip(fates) {
-                    shared.note(&ended, fate, generation);
+                    if fate == Fate::Busy {
+                        // Behind those of other events. It is held on to until then.
+                        shared.end(ended);
+                        busy = true;
+                    } else {
+                        shared.note(&ended, fate, generation);
+                    }
                 }
                 continue;
             }
@@ -79,6 +86,10 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
         pause = (pause * 2).min(*PAUSE.end());
     }
+    if busy {
+        beat.alive();
+        tokio::time::sleep(*PAUSE.start()).await;
+    }
 }
 
 impl Shared {
@@ -88,7 +99,7 @@ impl Shared {
         self.held.remove(attempt);
         match fate {
             Fate::Lost => self.metrics.work.lease_lost(&attempt.queue),
-            Fate::Open => {}
+            Fate::Busy | Fate::Open => {}
             Fate::Settled(digest) => {
                 // Where signed bytes are watched, only a request can say under what it is remembered.
                 let config = self.config.borrow();

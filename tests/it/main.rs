@@ -31,6 +31,7 @@ mod parking;
 mod pooler;
 mod postgres_away;
 mod presets;
+mod pull;
 mod redis_away;
 mod reload;
 mod rust_effect;

@@ -1,5 +1,7 @@
 //! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
 
+mod retention;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::claim::Tier;
 use crate::db::Trouble;
+pub use retention::Retention;
 
 /// What went wrong with Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -147,6 +150,8 @@ pub struct Metrics {
     /// Log lines that were left out because nobody read them.
     pub log_lines_dropped: Counter,
     reloads: Reloads,
+    /// What deletes.
+    pub retention: Retention,
     heartbeat_age_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -216,6 +221,7 @@ impl Metrics {
         let duplicates = Tiers::registered(&mut registry);
         let stage_seconds = Stages::registered(&mut registry);
         let reloads = Reloads::registered(&mut registry);
+        let retention = Retention::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -234,6 +240,7 @@ impl Metrics {
             requests_in_flight: Gauge::default(),
             log_lines_dropped: Counter::default(),
             reloads,
+            retention,
             heartbeat_age_seconds: Gauge::default(),
         };
         metrics.registered()

@@ -26,6 +26,7 @@ use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::reload::{Live, Reload};
+use crate::retention;
 use crate::server::{self, Closing, Limits};
 use crate::tasks::Tasks;
 
@@ -78,6 +79,8 @@ pub async fn start(
     let heartbeat = Arc::new(Heartbeat::new(config.postgres.generation_age_max));
     tasks.spawn_loop("heartbeat", db::heartbeat_loop(config.postgres.clone(), Arc::clone(&heartbeat)));
     let (current, watched) = watch::channel(Arc::clone(&config));
+    let retention = retention::run(current.subscribe(), Arc::clone(&schema_ready), Arc::clone(&metrics));
+    tasks.spawn_loop("retention", retention);
     let watched = watch_schema(watched, Arc::clone(&schema_ready));
     tasks.spawn_loop("schema", watched);
 

@@ -29,6 +29,7 @@ mod postgres_away;
 mod presets;
 mod redis_away;
 mod reload;
+mod retention;
 mod rust_effect;
 mod sdk;
 mod stop;

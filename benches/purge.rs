@@ -74,8 +74,8 @@ async fn fill(database: &Database, rows: i64) -> Result<()> {
     database.batch_execute("set synchronous_commit = off").await?;
     let fill = "insert into hapax.ledger (received_at, settled_at, token, status, key, digest, source, scope, event_id)
         select at, at, n, 'done', uuid_send(gen_random_uuid()), sha256(int8send(n)), 'stripe', '-', 'evt_old_' || n
-        from generate_series(1, $1) n, lateral (
-            select now() - case when n % $2 = 0 then interval '1 day' else interval '40 days' end as at) a";
+        from generate_series(1, $1::bigint) n, lateral (
+            select now() - case when n % $2::bigint = 0 then interval '1 day' else interval '40 days' end as at) a";
     database.execute(fill, &[&rows, &YOUNG]).await?;
     database.batch_execute("vacuum (analyze) hapax.ledger").await?;
     database.batch_execute("checkpoint").await?;

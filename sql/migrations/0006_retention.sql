@@ -429,7 +429,7 @@ create function hapax.retain_sample(ledger interval, dead interval, body interva
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set timezone = 'UTC' as
 $$
 declare
-    pages_most constant double precision := 1000;
+    pages_most constant double precision := 500;
     sampled record;
     pages bigint;
     percent double precision;

@@ -151,6 +151,14 @@ fn tell(options: &Options, counts: &Counts, took: Duration, complete: bool) -> R
     if counts.bodies_moved > 0 {
         say(format!("{moved} {} bodies of events that are not done", counts.bodies_moved))?;
     }
+    tell_days(dropped, counts)?;
+    if complete && counts.rows().iter().all(|(_, rows)| *rows == 0) && counts.days_dropped.is_empty() {
+        say(if options.dry_run { "nothing would be deleted" } else { "nothing to delete" })?;
+    }
+    Ok(())
+}
+
+fn tell_days(dropped: &str, counts: &Counts) -> Result<(), Exit> {
     for day in &counts.days_dropped {
         say(format!("{dropped} hapax.{day}"))?;
     }
@@ -158,9 +166,6 @@ fn tell(options: &Options, counts: &Counts, took: Duration, complete: bool) -> R
         say(format!(
             "busy: hapax.{day} is in use by a long transaction, or has bodies that are just needed: run it again later"
         ))?;
-    }
-    if complete && counts.rows().iter().all(|(_, rows)| *rows == 0) && counts.days_dropped.is_empty() {
-        say(if options.dry_run { "nothing would be deleted" } else { "nothing to delete" })?;
     }
     Ok(())
 }

@@ -24,6 +24,8 @@ const REST_MAX: Duration = Duration::from_secs(60);
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// For a batch's statement.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For a question outside of a batch: some hundred pages of each table on a slow disk.
+const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 /// For all of a batch, on this side: longer than anything in it may take, so a connection that is silent is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Blocks of a heap in one batch: 2 MiB.
@@ -91,7 +93,7 @@ impl<'a> Cleaner<'a> {
         statement: &str,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<Row>, Ended> {
-        self.transaction(statement, parameters, STATEMENT_TIMEOUT, false).await
+        self.transaction(statement, parameters, ASK_TIMEOUT, false).await
     }
 
     /// Runs a statement with one row as its answer in a transaction of its own, and rests.

@@ -9,6 +9,7 @@ pub mod handshake;
 pub mod migrate;
 pub mod providers;
 pub mod ready;
+pub mod retain;
 pub mod send;
 pub mod serve;
 pub mod verify;

@@ -65,6 +65,8 @@ enum Command {
         #[command(flatten)]
         file: ConfigFile,
     },
+    /// Delete what is older than its horizon, once; a gateway does so by itself.
+    Retain(commands::retain::Options),
     /// Private Postgres and Redis, a demo source and the gateway, until Ctrl-C.
     Dev(commands::dev::Options),
     /// Sign an event and send it.
@@ -87,6 +89,7 @@ fn main() -> ExitCode {
         Command::Events(options) => commands::events::run(&options),
         Command::Handshake(options) => commands::handshake::run(&options),
         Command::Ready { file } => commands::ready::run(&file.config),
+        Command::Retain(options) => commands::retain::run(&options),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
         Command::Providers(options) => commands::providers::run(&options),

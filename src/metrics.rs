@@ -1,6 +1,7 @@
 //! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
 
 mod loops;
+mod retention;
 mod work;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub use self::work::WorkMetrics;
 use crate::claim::Tier;
 use crate::db::Trouble;
 use crate::tasks::LoopState;
+pub use retention::Retention;
 
 /// What went wrong with Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,6 +157,8 @@ pub struct Metrics {
     /// Log lines that were left out because nobody read them.
     pub log_lines_dropped: Counter,
     reloads: Reloads,
+    /// What deletes.
+    pub retention: Retention,
     heartbeat_age_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -225,6 +229,7 @@ impl Metrics {
         let stage_seconds = Stages::registered(&mut registry);
         let reloads = Reloads::registered(&mut registry);
         let work = WorkMetrics::registered(&mut registry);
+        let retention = Retention::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -244,6 +249,7 @@ impl Metrics {
             requests_in_flight: Gauge::default(),
             log_lines_dropped: Counter::default(),
             reloads,
+            retention,
             heartbeat_age_seconds: Gauge::default(),
         };
         metrics.registered()

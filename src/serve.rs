@@ -27,6 +27,7 @@ use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::reload::{self, Live, Reload};
+use crate::retention;
 use crate::server::{self, Closing, Door, Limits};
 use crate::tasks::{Beat, Tasks};
 use crate::work::Workers;
@@ -75,6 +76,10 @@ pub async fn start(
     tasks
         .spawn_loop("heartbeat", move |beat| db::heartbeat_loop(settings.clone(), Arc::clone(&beaten), beat));
     let (current, watched) = watch::channel(Arc::clone(&config));
+    let (kept, ready, counted) = (current.subscribe(), Arc::clone(&schema_ready), Arc::clone(&metrics));
+    tasks.spawn_loop("retention", move |beat| {
+        retention::run(kept.clone(), Arc::clone(&ready), Arc::clone(&counted), beat)
+    });
     let ready = Arc::clone(&schema_ready);
     tasks.spawn_loop("schema", move |beat| watch_schema(watched.clone(), Arc::clone(&ready), beat));
 

@@ -34,6 +34,7 @@ mod presets;
 mod pull;
 mod redis_away;
 mod reload;
+mod retention;
 mod rust_effect;
 mod sdk;
 mod stop;

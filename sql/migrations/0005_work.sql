@@ -244,6 +244,9 @@ begin
     events := array_fill(null::text, array[cardinality(keys)]);
     digests := array_fill(null::bytea, array[cardinality(keys)]);
     mine := array_fill(false, array[cardinality(keys)]);
+    -- In one order with hapax.hold, which locks no event.
+    perform from unnest(keys, queues) as u(key, queue) join hapax.job j using (key, queue)
+    where u.key = any (locked) order by j.key, j.queue for update of j;
     for settled in
         with given as (
             select * from unnest(keys, queues, tokens, results, errors, delays_ms) with ordinality
@@ -325,6 +328,8 @@ $$
 declare
     held bigint[];
 begin
+    perform from unnest(keys, queues) as u(key, queue) join hapax.job j using (key, queue)
+    order by j.key, j.queue for update of j;
     with given as (
         select * from unnest(keys, queues, tokens) with ordinality as u(key, queue, token, at)
     ), held_rows as (

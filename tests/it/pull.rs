@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use tokio_postgres::{Client as Database, Row};
 
 use super::harness::gateway::{Gateway, Start};
+use super::harness::play::is_ready;
 use super::harness::scene::Scene;
 use super::harness::wait::eventually;
 
@@ -19,7 +20,9 @@ const LONG: Duration = Duration::from_secs(60);
 async fn gateway(scene: &Scene, more: &[&str]) -> Result<Gateway> {
     let tier = ["fast_tier.kind = \"off\"", "fast_tier.url =", "fast_tier.prefix =", "fast_tier.timeout ="];
     let keys = [&tier[..], &["source.plain.effect = \"pull\"", "work.poll = \"100ms\""], more].concat();
-    Start::new(scene.settings(&keys, "")).start().await
+    let gateway = Start::new(scene.settings(&keys, "")).start().await?;
+    is_ready(&gateway, http::StatusCode::OK).await?;
+    Ok(gateway)
 }
 
 /// Roles belong to all databases of a server.

@@ -426,12 +426,12 @@ async fn work_until_done(mut database: Database, more: usize) -> Result<()> {
     let again = |error: &tokio_postgres::Error| error.code().is_some_and(|code| code.code() == "40001");
     let take = "select key, token::text, source, event_id from hapax.take('plain', $1, '1 minute')";
     loop {
-        let taken = match database.query(take, &[&i32::try_from(1 + more)?]).await {
-            Ok(taken) => taken,
+        let tasks = match database.query(take, &[&i32::try_from(1 + more)?]).await {
+            Ok(tasks) => tasks,
             Err(error) if again(&error) => continue,
             Err(error) => return Err(error.into()),
         };
-        for task in &taken {
+        for task in &tasks {
             let (key, token): (&[u8], &str) = (task.get(0), task.get(1));
             let (source, id): (&str, &str) = (task.get(2), task.get(3));
             loop {

@@ -14,11 +14,18 @@ use crate::harness::stores;
 use crate::harness::wait::eventually;
 
 /// The work of the tests: a row in `fx.effect`, and what the body's `do` member says. `kill` and `raise` only happen to a
-/// worker that is not `GOOD`.
+/// worker that is not `GOOD`. One with a `SEED` kills itself soon after its first event, wherever it is by then.
 const WORK: &str = r#"
-import json, os, signal
+import json, os, random, signal, threading
+
+lives = []
+if "SEED" in os.environ:
+    life = random.Random(os.environ["SEED"]).uniform(0, 0.2)
+    lives.append(threading.Timer(life, os.kill, [os.getpid(), signal.SIGKILL]))
 
 def work(db, event):
+    if lives:
+        lives.pop().start()
     do = json.loads(event.body).get("do")
     db.execute("insert into fx.effect (source, event_id) values (%s, %s)", [event.source, event.event_id])
     if do == "wait":
@@ -103,6 +110,10 @@ impl Worker {
 
     pub(super) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
     pub(super) fn said(&self) -> String {

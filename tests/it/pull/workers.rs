@@ -84,11 +84,13 @@ async fn an_event_that_kills_five_workers_is_dead_and_can_be_brought_again() -> 
     for killed in 1..=5 {
         let worker = place.start(&[])?;
         // Also when it is busy with the others, or the lease of what killed the one before has not run out.
+        let process = worker.id();
         let gone = eventually(LONG, async || {
             expire(&scene).await.ok()?;
-            has_ended(worker.id()).then_some(())
-        });
-        gone.await.with_context(|| format!("{killed}: {}", worker.said()))?;
+            has_ended(process).then_some(())
+        })
+        .await;
+        gone.with_context(|| format!("{killed}: {}", worker.said()))?;
         worker.killed().await?;
         assert!(status(&scene, "evt_poison").await?.1 >= killed);
     }
@@ -117,21 +119,11 @@ async fn an_event_that_kills_five_workers_is_dead_and_can_be_brought_again() -> 
     Ok(())
 }
 
-/// Numbers that are the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % bound
-    }
-}
-
 #[tokio::test]
 async fn workers_that_are_killed_at_any_moment_leave_one_effect_for_each_event() -> Result<()> {
     const EVENTS: usize = 2000;
     const WORKERS: usize = 4;
-    const KILLS: usize = 24;
+    const KILLS: usize = 40;
     let scene = Scene::new().await?;
     let gateway = gateway(&scene, &["source.plain.attempts_max = 1000"]).await?;
     let ids: Vec<String> = (0..EVENTS).map(|at| format!("evt_{at}")).collect();
@@ -141,27 +133,23 @@ async fn workers_that_are_killed_at_any_moment_leave_one_effect_for_each_event()
         ensure!(answers.iter().all(|answer| answer.outcome == "accepted"));
     }
     let place = Workplace::new(&role_url(&scene).await?)?;
-    let mut workers = Vec::new();
-    for _ in 0..WORKERS {
-        workers.push(place.start(&GOOD)?);
-    }
-    let database = scene.database().await?;
-    let count = async || -> Option<usize> {
-        let count: i64 = database.query_one("select count(*) from fx.effect", &[]).await.ok()?.get(0);
-        usize::try_from(count).ok()
+    let mut seeds = 0..KILLS;
+    // Once enough of them were killed, the rest is done in peace.
+    let mut another = || match seeds.next() {
+        Some(seed) => place.start(&[("SEED", seed.to_string().as_str()), GOOD[0]]),
+        None => place.start(&GOOD),
     };
-    let (mut dice, mut wanted) = (Dice(20), 0);
+    let mut workers = (0..WORKERS).map(|_| another()).collect::<Result<Vec<_>>>()?;
     for _ in 0..KILLS {
-        // Somewhere in the work, not at a time.
-        wanted += usize::try_from(dice.below(2 * (EVENTS / KILLS) as u64 - 20))?;
-        let reached = eventually(LONG, async || (count().await? >= wanted.min(EVENTS)).then_some(()));
-        reached.await.with_context(|| said(&workers))?;
-        let victim = workers.swap_remove(usize::try_from(dice.below(WORKERS as u64))?);
-        victim.sigkill()?;
+        let ended = eventually(LONG, || std::future::ready(workers.iter_mut().position(Worker::has_ended)));
+        let ended = ended.await;
+        let ended = ended.with_context(|| said(&workers))?;
+        workers.swap_remove(ended).killed().await?;
         // Also of those that live: what they are doing then may be another's, too.
         expire(&scene).await?;
-        workers.push(place.start(&GOOD)?);
+        workers.push(another()?);
     }
+    let database = scene.database().await?;
     let done = "select count(*) from hapax.events where status = 'done'";
     let finished = eventually(LONG, async || {
         expire(&scene).await.ok()?;

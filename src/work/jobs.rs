@@ -114,6 +114,8 @@ pub(crate) struct Ended {
 pub(crate) enum Fate {
     /// The token was not in the row any more: somebody else has it.
     Lost,
+    /// Somebody else is changing the event just now: nothing was ended, to be said again.
+    Busy,
     /// The event is not settled by this.
     Open,
     /// Nothing is left to do of it.
@@ -196,8 +198,12 @@ impl Jobs {
         fates.ok_or_else(|| unknown("hapax.finish"))
     }
 
-    /// Holds attempts for longer; whether each is still ours.
-    pub(crate) async fn hold(&self, attempts: &[Attempt], lease: Duration) -> Result<Vec<bool>, JobsError> {
+    /// Holds attempts for longer; whether each is still ours, or nothing of one that is locked just now.
+    pub(crate) async fn hold(
+        &self,
+        attempts: &[Attempt],
+        lease: Duration,
+    ) -> Result<Vec<Option<bool>>, JobsError> {
         let keys: Vec<&[u8]> = attempts.iter().map(|attempt| attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = attempts.iter().map(|attempt| &*attempt.queue).collect();
         let tokens: Vec<&str> = attempts.iter().map(|attempt| attempt.token.as_str()).collect();
@@ -297,6 +303,7 @@ impl Jobs {
         let ms = STATEMENT.as_millis();
         let begin = format!(
             "begin isolation level read committed, read write; set local statement_timeout = '{ms}ms'; \
+             set local jit = off; \
              set local lock_timeout = '2s'; set local idle_in_transaction_session_timeout = '{ms}ms'"
         );
         let sent = async {
@@ -387,7 +394,7 @@ pub(crate) fn fates(
     row: &Row,
     expected: usize,
 ) -> Result<Option<(Vec<Fate>, Option<Generation>)>, tokio_postgres::Error> {
-    let mine: Vec<bool> = row.try_get("mine")?;
+    let mine: Vec<Option<bool>> = row.try_get("mine")?;
     let events: Vec<Option<&str>> = row.try_get("events")?;
     let digests: Vec<Option<&[u8]>> = row.try_get("digests")?;
     let generation = Generation::from_bytes(row.try_get("generation")?);
@@ -396,10 +403,13 @@ pub(crate) fn fates(
     }
     let fates = mine.into_iter().zip(events).zip(digests).map(|((mine, event), digest)| {
         Some(match (mine, event, digest) {
-            (false, ..) => Fate::Lost,
-            (true, None, _) => Fate::Open,
-            (true, Some("dead"), _) => Fate::Dead,
-            (true, Some("done" | "rejected"), Some(digest)) => Fate::Settled(Digest(digest.try_into().ok()?)),
+            (None, ..) => Fate::Busy,
+            (Some(false), ..) => Fate::Lost,
+            (Some(true), None, _) => Fate::Open,
+            (Some(true), Some("dead"), _) => Fate::Dead,
+            (Some(true), Some("done" | "rejected"), Some(digest)) => {
+                Fate::Settled(Digest(digest.try_into().ok()?))
+            }
             _ => return None,
         })
     });

@@ -37,3 +37,4 @@ mod tiers;
 mod tls;
 mod token;
 mod verify;
+mod workers;

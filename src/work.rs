@@ -8,6 +8,7 @@
 //! Invariant: no transaction is open while a target works; an attempt counts from its taking; only a target's own failures
 //! count against it.
 
+mod backoff;
 mod breaker;
 mod delivery;
 mod held;
@@ -20,6 +21,7 @@ mod settle;
 mod wake;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +48,8 @@ use wake::Bells;
 const HOLD_AFTER: u32 = 3;
 /// How often it is looked for those.
 const HOLD_EVERY: Duration = Duration::from_millis(500);
+/// Results that wait to be told, beyond which no delivery begins.
+const UNTOLD_MAX: usize = 1024;
 /// While a stop waits for Postgres to hear the last results.
 const FLUSH_PAUSE: Duration = Duration::from_millis(10);
 
@@ -57,6 +61,8 @@ struct Shared {
     held: Held,
     bells: Bells,
     results: mpsc::UnboundedSender<Ended>,
+    /// Results that Postgres has not heard of.
+    untold: AtomicUsize,
     tier: ArcSwap<FastTier>,
     /// Transactions of effects at once.
     effects_at_once: Semaphore,
@@ -154,6 +160,7 @@ impl Workers {
             held: Held::default(),
             bells: Bells::default(),
             results,
+            untold: AtomicUsize::default(),
             tier: ArcSwap::new(tier),
             effects_at_once: Semaphore::new(connections.div_ceil(2)),
             config,
@@ -300,8 +307,15 @@ impl Shared {
 
     /// An attempt ended; Postgres hears of it as soon as it can.
     fn end(&self, ended: Ended) {
+        self.untold.fetch_add(1, Ordering::Relaxed);
         // The receiver lives as long as the process; without it the lease runs out.
         drop(self.results.send(ended));
+    }
+
+    /// How many deliveries may begin, for their results to be told soon: what was delivered and not told when this process
+    /// dies is delivered again.
+    fn room_for_results(&self) -> usize {
+        UNTOLD_MAX.saturating_sub(self.untold.load(Ordering::Relaxed))
     }
 
     /// Waits until Postgres has heard of all attempts of the queue. Whoever stops the process bounds it.
@@ -323,7 +337,10 @@ async fn hold(shared: Arc<Shared>, beat: Beat) {
         if !old.is_empty() {
             let held = patience.after(shared.jobs.hold(&old, lease).await, &beat).await;
             for (attempt, mine) in old.iter().zip(held.into_iter().flatten()) {
-                shared.held.renewed(attempt, mine, asked);
+                // Of one that is locked just now, the next time says more.
+                if let Some(mine) = mine {
+                    shared.held.renewed(attempt, mine, asked);
+                }
             }
         }
         tokio::time::sleep(HOLD_EVERY.min(lease / HOLD_AFTER / 2)).await;

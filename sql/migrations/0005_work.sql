@@ -27,6 +27,9 @@ comment on column hapax.job.queue is 'target:NAME, effect:SOURCE or pull:SOURCE.
 comment on column hapax.job.due_at is 'Not taken before; of a job that is held: when its lease ends.';
 comment on column hapax.job.attempts is 'Counted when taken, so that a job which kills its worker runs out of them too.';
 create index job_due on hapax.job (queue, due_at) where state = 'pending';
+-- By key or place, jobs are found by that alone: a statement that names state = 'pending' beside it may be given job_due,
+-- and read all that waits, while the statistics are old. What has a token is pending; what is pending has no settled_at.
+-- So with the ledger, and ledger_unsettled: as text, a status is looked for in no index.
 create index job_settled on hapax.job (state, settled_at) where state <> 'pending';
 alter table hapax.job set (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
@@ -102,19 +105,19 @@ declare
 begin
     locked := array(
         select l.key from hapax.ledger l
-        where l.key = any (keys) and l.status in ('dead', 'failed') order by l.key for update skip locked);
+        where l.key = any (keys) and l.status::text in ('dead', 'failed') order by l.key for update skip locked);
     if cardinality(locked) = 0 then
         return locked;
     end if;
     update hapax.job j
     set state = 'pending', settled_at = null, attempts = 0, due_at = clock_timestamp()
-    where j.key = any (locked) and j.state = 'dead';
+    where j.key = any (locked) and j.state::text = 'dead';
     -- Of one that waits, its turn comes now; of one that is being worked on, when its lease ends.
     update hapax.job j
     set due_at = clock_timestamp()
-    where j.key = any (locked) and j.state = 'pending' and j.token is null and j.due_at > clock_timestamp();
+    where j.key = any (locked) and j.settled_at is null and j.token is null and j.due_at > clock_timestamp();
     update hapax.ledger l set status = hapax.status_of(l.key), settled_at = null
-    where l.key = any (locked) and l.status = 'dead';
+    where l.key = any (locked) and l.status::text = 'dead';
     return locked;
 end
 $$;
@@ -148,7 +151,7 @@ begin
     update hapax.job j
     set state = 'dead', settled_at = clock_timestamp(), token = null,
         error = coalesce(j.error || '; ', '') || 'taken ' || j.attempts || ' times, and its worker never came back'
-    where j.key = any (spent) and j.queue = of_queue and j.state = 'pending' and j.attempts >= j.attempts_max;
+    where j.key = any (spent) and j.queue = of_queue and j.settled_at is null and j.attempts >= j.attempts_max;
     update hapax.ledger l set status = 'dead', settled_at = clock_timestamp() where l.key = any (spent);
     return spent;
 end
@@ -156,13 +159,15 @@ $$;
 
 -- Buries what nobody takes any more, at most n of a queue.
 create function hapax.sweep(of_queue text, n integer) returns bytea[]
-    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as
+    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as
 $$
 #variable_conflict use_variable
+declare
+    clock constant timestamptz := clock_timestamp();
 begin
     return hapax.bury(of_queue, array(
         select j.key from hapax.job j
-        where j.queue = of_queue and j.state = 'pending' and j.due_at <= clock_timestamp() and j.attempts >= j.attempts_max
+        where j.queue = of_queue and j.state = 'pending' and j.due_at <= clock and j.attempts >= j.attempts_max
         order by j.due_at limit n for update skip locked));
 end
 $$;
@@ -174,36 +179,39 @@ $$;
 -- for each job that ever was due; a reader that knows that they are gone need not go over all of them each time.
 create function hapax.take_from(from_queue text, n integer, lease interval, since timestamptz)
     returns table (task hapax.task, was_due timestamptz)
-    -- Each a few rows by an index, whatever the statistics say of a table that was just filled or emptied.
-    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as
+    -- Each a few rows by an index, whatever the statistics say of a table that was just filled or emptied. A way that is
+    -- switched off costs so much that even a table of one row would be compiled.
+    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off set jit = off as
 $$
 #variable_conflict use_variable
 declare
+    -- A constant, or the index is read to the end of what is not due yet.
+    clock constant timestamptz := clock_timestamp();
     found_rows tid[];
     dues timestamptz[];
     spent bytea[];
 begin
-    select array_agg(f.ctid), array_agg(f.due_at) filter (where f.attempts < f.attempts_max),
-           array_agg(f.key) filter (where f.attempts >= f.attempts_max)
+    select array_agg(f.ctid), array_agg(f.due_at), array_agg(f.key) filter (where f.attempts >= f.attempts_max)
     into found_rows, dues, spent
     from (
         select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
-        where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock_timestamp()
+        where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
         order by j.due_at limit n for update skip locked
     ) f;
+    if dues is null then
+        return;
+    end if;
     if spent is not null then
         return query
         select row(null, null, null, null, u.key, null, null, null, null, null, null, null, null, null)::hapax.task, dues[1]
         from unnest(hapax.bury(from_queue, spent)) as u(key);
     end if;
-    if dues is null then
-        return;
-    end if;
     return query
     with taken as (
         update hapax.job j
         set token = gen_random_uuid(), due_at = clock_timestamp() + lease, attempts = j.attempts + 1
-        where j.ctid = any (found_rows) and j.attempts < j.attempts_max and j.state = 'pending'
+        where j.ctid = any (found_rows) and j.attempts < j.attempts_max
         returning j.key, j.token, j.attempts, j.replay
     )
     select row(l.source, l.scope, l.event_id, l.event_type, l.key, coalesce(k.item, b.item), l.digest,
@@ -229,13 +237,15 @@ $$;
 -- pulls may hold one for as long as its own transaction takes, and results for other events do not wait for it.
 create function hapax.finish(keys bytea[], queues text[], tokens uuid[], results text[], errors text[],
     delays_ms bigint[], out mine boolean[], out events text[], out digests bytea[], out generation bytea)
-    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as
+    -- As in hapax.take_from.
+    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off set jit = off as
 $$
 #variable_conflict use_variable
 declare
+    locked bytea[];
     ended bytea[];
     refused bytea[];
-    locked bytea[];
     settled record;
     letter text;
     i integer;
@@ -244,9 +254,11 @@ begin
     events := array_fill(null::text, array[cardinality(keys)]);
     digests := array_fill(null::bytea, array[cardinality(keys)]);
     mine := array_fill(false, array[cardinality(keys)]);
-    -- In one order with hapax.hold, which locks no event.
-    perform from unnest(keys, queues) as u(key, queue) join hapax.job j using (key, queue)
-    where u.key = any (locked) order by j.key, j.queue for update of j;
+    if cardinality(locked) < cardinality(keys) then
+        mine := array(
+            select case when u.key = any (locked) or l.key is null then false end
+            from unnest(keys) with ordinality as u(key, at) left join hapax.ledger l on l.key = u.key order by u.at);
+    end if;
     for settled in
         with given as (
             select * from unnest(keys, queues, tokens, results, errors, delays_ms) with ordinality
@@ -270,7 +282,8 @@ begin
             error = case when g.result in ('d', 'b') then j.error else left(g.error, 1000) end,
             token = null
         from given g
-        where j.key = g.key and j.key = any (locked) and j.queue = g.queue and j.token = g.token and j.state = 'pending'
+        where j.key = g.key and j.queue = g.queue and j.token = g.token
+            and mine[g.at::integer] is not null
         returning g.at::integer as i, j.state
     loop
         i := settled.i;
@@ -283,17 +296,9 @@ begin
             refused := refused || keys[i];
         end if;
     end loop;
-    if cardinality(locked) < cardinality(keys) then
-        for i in
-            select u.at from unnest(keys) with ordinality as u(key, at) join hapax.ledger l using (key)
-            where u.key <> all (locked)
-        loop
-            mine[i] := null;
-        end loop;
-    end if;
     if refused is not null then
         update hapax.job j set state = 'discarded', settled_at = clock_timestamp(), token = null
-        where j.key = any (refused) and j.state = 'pending';
+        where j.key = any (refused) and j.settled_at is null;
     end if;
     if ended is not null then
         for settled in
@@ -304,15 +309,13 @@ begin
                        case when u.key = any (refused) then 'rejected'::hapax.status else hapax.status_of(u.key) end as status
                 from (select distinct e.key from unnest(ended) as e(key)) u
             ) s
-            where l.key = s.key and l.status in ('open', 'failed') and l.status <> s.status
+            where l.key = s.key and l.settled_at is null and l.status <> s.status
             returning l.key, l.status::text as status, l.digest
         loop
             continue when settled.status in ('open', 'failed');
-            for i in 1..cardinality(keys) loop
-                if keys[i] = settled.key then
-                    events[i] := settled.status;
-                    digests[i] := settled.digest;
-                end if;
+            foreach i in array array_positions(keys, settled.key) loop
+                events[i] := settled.status;
+                digests[i] := settled.digest;
             end loop;
         end loop;
     end if;
@@ -320,26 +323,30 @@ begin
 end
 $$;
 
--- Holds jobs for longer, of those whose token still holds; returns for each whether it does.
+-- Holds jobs for longer, of those whose token still holds; returns for each whether it does, and null where the row is
+-- locked: an effect that runs for long locks its job, and nobody else's lease may run out for that.
 create function hapax.hold(keys bytea[], queues text[], tokens uuid[], lease interval) returns boolean[]
-    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off as
+    language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off
+    set enable_hashjoin = off set enable_mergejoin = off set jit = off as
 $$
 #variable_conflict use_variable
 declare
+    free_rows tid[];
     held bigint[];
 begin
-    perform from unnest(keys, queues) as u(key, queue) join hapax.job j using (key, queue)
-    order by j.key, j.queue for update of j;
-    with given as (
-        select * from unnest(keys, queues, tokens) with ordinality as u(key, queue, token, at)
-    ), held_rows as (
-        update hapax.job j set due_at = greatest(j.due_at, clock_timestamp() + lease)
-        from given g
-        where j.key = g.key and j.queue = g.queue and j.token = g.token and j.state = 'pending'
-        returning g.at
-    )
-    select coalesce(array_agg(h.at), '{}') into held from held_rows h;
-    return array(select u.at = any (held) from unnest(keys) with ordinality as u(key, at) order by u.at);
+    select array_agg(f.ctid), coalesce(array_agg(f.at), '{}') into free_rows, held
+    from (
+        select j.ctid, u.at
+        from unnest(keys, queues, tokens) with ordinality as u(key, queue, token, at)
+            join hapax.job j on j.key = u.key and j.queue = u.queue and j.token = u.token
+        for update of j skip locked
+    ) f;
+    update hapax.job j set due_at = greatest(j.due_at, clock_timestamp() + lease) where j.ctid = any (free_rows);
+    return array(
+        select case when u.at = any (held) then true when j.key is null then false end
+        from unnest(keys, queues, tokens) with ordinality as u(key, queue, token, at)
+            left join hapax.job j on j.key = u.key and j.queue = u.queue and j.token = u.token
+        order by u.at);
 end
 $$;
 
@@ -385,7 +392,7 @@ begin
     -- Held from here to the commit: whoever's lease ran out meanwhile has nothing to run.
     held := array(
         select j.key from unnest(keys, queues, tokens) as u(key, queue, token) join hapax.job j using (key, queue, token)
-        where j.state = 'pending' order by j.key for update of j);
+        order by j.key for update of j);
     ignored := set_config('lock_timeout', '0', true);
     if effect_group is not null and cardinality(held) > 0 then
         perform pg_advisory_xact_lock(hashtextextended('hapax effect group ' || effect_group, 0));
@@ -454,7 +461,7 @@ $$
 begin
     perform from hapax.ledger l where l.key = of_key for update;
     perform from hapax.job j
-    where j.key = of_key and j.queue = of_queue and j.token = of_token and j.state = 'pending' for update;
+    where j.key = of_key and j.queue = of_queue and j.token = of_token for update;
     if not found then
         return null;
     end if;
@@ -563,7 +570,7 @@ begin
     end if;
     perform from hapax.ledger l where l.key = of_key for update;
     select j.* into job from hapax.job j
-    where j.key = of_key and j.token = of_token and j.state = 'pending' and j.queue like 'pull:%' for update;
+    where j.key = of_key and j.token = of_token and j.queue like 'pull:%' for update;
     if found then
         if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
             -- Such a caller does not see that another job of the event ended since its snapshot was taken, and would leave

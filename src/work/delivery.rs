@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use rand::Rng as _;
+use tokio::sync::mpsc::error::SendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep_until;
 use tracing::warn;
 
+use super::backoff::backoff;
 use super::breaker::Breaker;
 use super::jobs::{Ended, Ending, JobsError, Task};
 use super::pace::Pace;
@@ -30,6 +32,8 @@ const SHARE_FOR: Duration = Duration::from_secs(10);
 const SHARE_EVERY: Duration = Duration::from_secs(3);
 /// Most events that are taken ahead of their delivery.
 const AHEAD_MAX: usize = 256;
+/// While results wait to be told.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// After a statement of ours that failed.
 const OWN_TROUBLE: Duration = Duration::from_secs(1);
 
@@ -96,10 +100,12 @@ impl Deliveries {
     pub(super) async fn run(mut self, beat: Beat) {
         while !beat.is_cancelled() {
             beat.alive();
-            let now = Instant::now();
-            if self.share.ask_at <= now {
-                self.renew_share(now).await;
+            let asked = Instant::now();
+            if self.share.ask_at <= asked {
+                self.renew_share(asked).await;
             }
+            // That may have taken longer than a lease or a share lasts.
+            let now = Instant::now();
             self.begin(now);
             if self.wants_more(now) {
                 self.take(now).await;
@@ -123,6 +129,9 @@ impl Deliveries {
             beat.alive();
             self.end(delivered);
         }
+        // Others need not wait until it runs out.
+        let (jobs, worker) = (&self.shared.jobs, &self.shared.worker);
+        drop(jobs.share(&self.queue, worker, 0, 0, SHARE_FOR).await);
     }
 
     /// Says how much is under way, and hears how much may be. Without an answer the share ends by itself.
@@ -144,7 +153,11 @@ impl Deliveries {
                 let part = slots as f64 / config.concurrency as f64;
                 self.pace.set(config.rate.map(|rate| f64::from(rate) * part));
             }
-            Err(error) => self.own_trouble(&error, now),
+            Err(error) => {
+                // What was granted is not known; no less than what was under way.
+                self.share.slots = self.share.slots.min(self.under_way);
+                self.own_trouble(&error, now);
+            }
         }
     }
 
@@ -157,7 +170,7 @@ impl Deliveries {
     /// Begins what was taken, as far as there is room.
     fn begin(&mut self, now: Instant) {
         let room = self.limit(now).saturating_sub(self.under_way);
-        let room = room.min(self.pace.room(now));
+        let room = room.min(self.pace.room(now)).min(self.shared.room_for_results());
         let mut begun = 0;
         while begun < room {
             let Some(task) = self.ahead.pop_front() else { break };
@@ -196,8 +209,11 @@ impl Deliveries {
                 None => Err(gone()),
             };
             shared.metrics.work.delivered(started.elapsed());
-            // The loop may be another one by now; then the lease runs out.
-            drop(ended.send(Delivered { task, result }));
+            if let Err(SendError(Delivered { task, result })) = ended.send(Delivered { task, result }) {
+                // The loop failed meanwhile, and its successor does not know of this one.
+                let (ending, error, delay) = verdict(&task, result, target.config.retry);
+                shared.end(ended_as(task, ending, error, delay));
+            }
         }));
     }
 
@@ -207,10 +223,7 @@ impl Deliveries {
         self.shared.metrics.work.under_way(&self.queue, self.under_way);
         self.count(now);
         let retry = self.target.load().config.retry;
-        let (ending, error, delay) = match result {
-            Ok(()) => (Ending::Done, None, Duration::ZERO),
-            Err(undelivered) => judge(&task, undelivered, retry),
-        };
+        let (ending, error, delay) = verdict(&task, result, retry);
         match error.as_ref().map(|error| error.fault) {
             // Whoever refuses an event is there.
             None | Some(Fault::Message) => self.breaker.succeeded(),
@@ -219,13 +232,7 @@ impl Deliveries {
         }
         self.shared.metrics.work.breaker(&self.queue, self.breaker.is_open());
         self.shared.metrics.work.attempted(&self.queue, error.as_ref().map_or("done", |error| error.word));
-        self.shared.end(Ended {
-            source: task.source.as_str().into(),
-            attempt: task.attempt,
-            result: ending,
-            error: error.map(|error| error.cause),
-            delay,
-        });
+        self.shared.end(ended_as(task, ending, error, delay));
     }
 
     fn count_failure(&mut self, now: Instant) {
@@ -272,7 +279,8 @@ impl Deliveries {
                 self.failures = 0;
                 self.place.found(taken.first_due, taken.now);
                 self.shared.buried(&self.queue, &taken.buried, None);
-                self.rung = taken.tasks.len() + taken.buried.len() >= wanted;
+                // Those that were buried stood before others.
+                self.rung = !taken.buried.is_empty() || taken.tasks.len() >= wanted;
                 for task in taken.tasks {
                     self.shared.held.add(task.attempt.clone(), now);
                     self.ahead.push_back(task);
@@ -297,7 +305,8 @@ impl Deliveries {
         let opens = self.breaker.opens_at();
         let paced = self.pace.next_at().filter(|_| !self.ahead.is_empty());
         let rested = (self.rung && self.rest_until > now).then_some(self.rest_until);
-        for at in [opens, paced, rested].into_iter().flatten() {
+        let told = (self.shared.room_for_results() == 0).then_some(now + FULL_PAUSE);
+        for at in [opens, paced, rested, told].into_iter().flatten() {
             wake_at = wake_at.min(at);
         }
         // Never a busy loop, whatever the clocks say.
@@ -312,13 +321,7 @@ impl Deliveries {
     fn give_back_beyond(&mut self, kept: usize) {
         for task in self.ahead.drain(kept.min(self.ahead.len())..) {
             let delay = Duration::from_millis(rand::rng().random_range(0..1_000));
-            self.shared.end(Ended {
-                source: task.source.as_str().into(),
-                attempt: task.attempt,
-                result: Ending::Back,
-                error: None,
-                delay,
-            });
+            self.shared.end(ended_as(task, Ending::Back, None, delay));
         }
     }
 }
@@ -330,7 +333,23 @@ impl Drop for Deliveries {
     }
 }
 
-/// What a failed delivery means for its event.
+fn ended_as(task: Task, result: Ending, error: Option<Undelivered>, delay: Duration) -> Ended {
+    let source = task.source.as_str().into();
+    Ended { source, attempt: task.attempt, result, error: error.map(|error| error.cause), delay }
+}
+
+/// What a delivery means for its event.
+fn verdict(
+    task: &Task,
+    result: Result<(), Undelivered>,
+    retry: Retry,
+) -> (Ending, Option<Undelivered>, Duration) {
+    match result {
+        Ok(()) => (Ending::Done, None, Duration::ZERO),
+        Err(undelivered) => judge(task, undelivered, retry),
+    }
+}
+
 fn judge(task: &Task, undelivered: Undelivered, retry: Retry) -> (Ending, Option<Undelivered>, Duration) {
     let ending = match undelivered.fault {
         Fault::Target | Fault::Message => Ending::Failed,
@@ -340,13 +359,6 @@ fn judge(task: &Task, undelivered: Undelivered, retry: Retry) -> (Ending, Option
     let asked = undelivered.retry_after.unwrap_or_default().min(retry.max);
     let delay = asked + backoff(retry, task.number, rand::random());
     (ending, Some(undelivered), delay)
-}
-
-/// Between nothing and `base`, doubled with each attempt and at most `max`: what failed together does not come back
-/// together.
-pub(super) fn backoff(retry: Retry, attempt: i32, luck: f64) -> Duration {
-    let doublings = u32::try_from(attempt).unwrap_or(1).saturating_sub(1).min(30);
-    retry.base.saturating_mul(1 << doublings).min(retry.max).mul_f64(luck.clamp(0.0, 1.0))
 }
 
 fn message(task: &Task, target: &str) -> Option<Message> {
@@ -386,18 +398,4 @@ fn gone() -> Undelivered {
 
 fn ours(cause: &str) -> Undelivered {
     Undelivered { fault: Fault::Ours, cause: cause.to_owned(), retry_after: None, word: "ours" }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_up_to_their_most_and_luck_is_full() {
-        let retry = Retry { base: Duration::from_secs(5), max: Duration::from_secs(3600) };
-        let most: Vec<u64> = (1..=12).map(|attempt| backoff(retry, attempt, 1.0).as_secs()).collect();
-        assert_eq!(most, [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]);
-        assert_eq!(backoff(retry, 12, 0.0), Duration::ZERO);
-        assert_eq!(backoff(retry, i32::MAX, 0.5), Duration::from_secs(1800));
-    }
 }

@@ -112,10 +112,10 @@ pub(crate) struct Ended {
 /// What became of the event of an attempt that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Somebody else holds the event's row: nothing is changed, and it is to be told again.
-    Busy,
     /// The token was not in the row any more: somebody else has it.
     Lost,
+    /// Somebody else is changing the event just now: nothing was ended, to be said again.
+    Busy,
     /// The event is not settled by this.
     Open,
     /// Nothing is left to do of it.
@@ -201,8 +201,12 @@ impl Jobs {
         fates.ok_or_else(|| unknown("hapax.finish"))
     }
 
-    /// Holds attempts for longer; whether each is still ours.
-    pub(crate) async fn hold(&self, attempts: &[Attempt], lease: Duration) -> Result<Vec<bool>, JobsError> {
+    /// Holds attempts for longer; whether each is still ours, or nothing of one that is locked just now.
+    pub(crate) async fn hold(
+        &self,
+        attempts: &[Attempt],
+        lease: Duration,
+    ) -> Result<Vec<Option<bool>>, JobsError> {
         let keys: Vec<&[u8]> = attempts.iter().map(|attempt| attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = attempts.iter().map(|attempt| &*attempt.queue).collect();
         let tokens: Vec<&str> = attempts.iter().map(|attempt| attempt.token.as_str()).collect();
@@ -308,6 +312,7 @@ impl Jobs {
         let ms = STATEMENT.as_millis();
         let begin = format!(
             "begin isolation level read committed, read write; set local statement_timeout = '{ms}ms'; \
+             set local jit = off; \
              set local lock_timeout = '2s'; set local idle_in_transaction_session_timeout = '{ms}ms'"
         );
         let sent = async {

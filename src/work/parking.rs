@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::warn;
 
-use super::delivery::backoff;
+use super::backoff::backoff;
 use super::jobs::{Attempt, Ended, Ending, Task};
 use super::place::Place;
 use super::{Shared, SourceInUse};

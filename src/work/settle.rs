@@ -4,6 +4,7 @@
 //! nobody's failure.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc};
@@ -12,6 +13,7 @@ use tracing::warn;
 use super::Shared;
 use super::jobs::{Ended, Fate};
 use crate::claim::Lifetime;
+use crate::db::Trouble;
 use crate::generation::Generation;
 use crate::guard::Guard;
 use crate::identify::EventKey;
@@ -21,7 +23,8 @@ use crate::tasks::Beat;
 const BATCH: usize = 256;
 /// Pauses while Postgres does not take them.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_secs(2);
-
+/// Before results are told again whose events somebody else was changing.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 /// Failures after which a result that Postgres refuses by itself is given up.
 const HOPELESS_AFTER: u32 = 10;
 
@@ -34,31 +37,44 @@ pub(super) async fn run(shared: Arc<Shared>, results: Results, beat: Beat) {
     let (waiting, batch) = &mut *results;
     loop {
         beat.alive();
-        if batch.is_empty() && beat.waiting(waiting.recv_many(batch, BATCH)).await == 0 {
-            return;
+        if batch.is_empty() {
+            if beat.waiting(waiting.recv_many(batch, BATCH)).await == 0 {
+                return;
+            }
+        } else {
+            // Nobody waits for those whose events are busy.
+            let more = std::iter::from_fn(|| waiting.try_recv().ok());
+            batch.extend(more.take(BATCH));
         }
         tell(&shared, batch, &beat).await;
+        if !batch.is_empty() {
+            tokio::time::sleep(BUSY_PAUSE).await;
+        }
     }
 }
 
+/// Tells all; those stay whose events are busy.
 async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
     let mut pause = *PAUSE.start();
     let mut failures: u32 = 0;
     // All together; one by one after a failure that may be because of one of them.
     let mut together = batch.len();
-    let mut busy = false;
-    while !batch.is_empty() {
-        let part = batch.get(..together.min(batch.len())).unwrap_or_default();
+    // From the front; those after them are busy.
+    let mut untold = batch.len();
+    while untold > 0 {
+        let part = batch.get(..together.min(untold)).unwrap_or_default();
         let error = match shared.jobs.finish(part).await {
             Ok((fates, generation)) => {
                 let told = fates.len();
-                for (ended, fate) in batch.drain(..told).zip(fates) {
-                    if fate == Fate::Busy {
-                        // Behind those of other events. It is held on to until then.
-                        shared.end(ended);
-                        busy = true;
-                    } else {
-                        shared.note(&ended, fate, generation);
+                let ended: Vec<Ended> = batch.drain(..told).collect();
+                untold -= told;
+                for (ended, fate) in ended.into_iter().zip(fates) {
+                    match fate {
+                        Fate::Busy => batch.push(ended),
+                        told => {
+                            shared.untold.fetch_sub(1, Ordering::Relaxed);
+                            shared.note(&ended, told, generation);
+                        }
                     }
                 }
                 continue;
@@ -67,18 +83,18 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         };
         failures += 1;
         if failures.is_power_of_two() {
-            warn!(
-                cause = error.cause,
-                results = batch.len(),
-                failures,
-                "results of attempts cannot be told yet"
-            );
+            warn!(cause = error.cause, results = untold, failures, "results of attempts cannot be told yet");
         }
         if !error.trouble.may_pass() {
-            if together == 1 && failures > HOPELESS_AFTER {
+            if together == 1 && failures > HOPELESS_AFTER && error.trouble == Trouble::Statement {
                 // Its lease runs out, and it is tried again.
                 batch.drain(..1).for_each(|ended| shared.held.remove(&ended.attempt));
+                shared.untold.fetch_sub(1, Ordering::Relaxed);
+                untold -= 1;
                 failures = 0;
+            } else if let (1, Some(untold)) = (together, batch.get_mut(..untold)) {
+                // The others do not wait for it.
+                untold.rotate_left(1);
             }
             together = 1;
         }
@@ -86,20 +102,18 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
         pause = (pause * 2).min(*PAUSE.end());
     }
-    if busy {
-        beat.alive();
-        tokio::time::sleep(*PAUSE.start()).await;
-    }
 }
 
 impl Shared {
     /// Takes note of what Postgres says of an attempt that ended.
     pub(super) fn note(&self, ended: &Ended, fate: Fate, generation: Option<Generation>) {
         let Ended { attempt, source, .. } = ended;
-        self.held.remove(attempt);
+        if fate != Fate::Busy {
+            self.held.remove(attempt);
+        }
         match fate {
             Fate::Lost => self.metrics.work.lease_lost(&attempt.queue),
-            Fate::Busy | Fate::Open => {}
+            Fate::Open | Fate::Busy => {}
             Fate::Settled(digest) => {
                 // Where signed bytes are watched, only a request can say under what it is remembered.
                 let config = self.config.borrow();

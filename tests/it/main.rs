@@ -42,3 +42,4 @@ mod tiers;
 mod tls;
 mod token;
 mod verify;
+mod workers;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::wait::eventually;
@@ -25,6 +26,7 @@ use super::wait::eventually;
 pub(crate) struct Delivery {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) at: Instant,
     /// What it was answered.
     pub(crate) status: u16,
 }
@@ -42,11 +44,21 @@ impl Delivery {
 /// What a delivery is answered; of one that is to hang, after that time.
 pub(crate) type Answers = dyn Fn(&HeaderMap, usize) -> (u16, Duration) + Send + Sync;
 
+/// What the test asks of it meanwhile.
+#[derive(Debug, Clone, Copy, Default)]
+struct Mood {
+    /// No answer leaves.
+    holds: bool,
+    /// Everything is answered 503.
+    refuses: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
     log: Arc<Mutex<Vec<Delivery>>>,
     at_once: Arc<(AtomicUsize, AtomicUsize)>,
+    mood: watch::Sender<Mood>,
     _stop: DropGuard,
 }
 
@@ -64,12 +76,27 @@ impl Receiver {
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
         let (log, at_once) = (Arc::default(), Arc::default());
-        let served = serve(listener, Arc::new(answers), Arc::clone(&log), Arc::clone(&at_once));
+        let (mood, seen) = watch::channel(Mood::default());
+        let served = serve(listener, Arc::new(answers), Arc::clone(&log), (Arc::clone(&at_once), seen));
         let stopped = stop.clone();
         drop(tokio::spawn(async move {
             tokio::select! { () = served => {}, () = stopped.cancelled() => {} }
         }));
-        Ok(Self { address, log, at_once, _stop: stop.drop_guard() })
+        Ok(Self { address, log, at_once, mood, _stop: stop.drop_guard() })
+    }
+
+    /// Answers wait until [`Self::go_on`].
+    pub(crate) fn hold(&self) {
+        self.mood.send_modify(|mood| mood.holds = true);
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.mood.send_modify(|mood| mood.holds = false);
+    }
+
+    /// Whether everything is answered 503, from now on.
+    pub(crate) fn refuse(&self, refuses: bool) {
+        self.mood.send_modify(|mood| mood.refuses = refuses);
     }
 
     /// Keys of settings for a target that is this one.
@@ -114,33 +141,40 @@ async fn serve(
     listener: TcpListener,
     answers: Arc<Answers>,
     log: Arc<Mutex<Vec<Delivery>>>,
-    at_once: Arc<(AtomicUsize, AtomicUsize)>,
+    (at_once, mood): (Arc<(AtomicUsize, AtomicUsize)>, watch::Receiver<Mood>),
 ) {
     let requests = Arc::new(AtomicUsize::new(0));
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let (answers, log) = (Arc::clone(&answers), Arc::clone(&log));
-        let (at_once, requests) = (Arc::clone(&at_once), Arc::clone(&requests));
+        let (at_once, requests, mood) = (Arc::clone(&at_once), Arc::clone(&requests), mood.clone());
         connections.spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 let (answers, log) = (Arc::clone(&answers), Arc::clone(&log));
                 let (at_once, requests) = (Arc::clone(&at_once), Arc::clone(&requests));
+                let mut mood = mood.clone();
                 async move {
                     let now = at_once.0.fetch_add(1, Ordering::SeqCst) + 1;
                     at_once.1.fetch_max(now, Ordering::SeqCst);
+                    let at = Instant::now();
                     let (head, body) = request.into_parts();
                     let body =
                         body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
                     let before = requests.fetch_add(1, Ordering::SeqCst);
                     let (status, pause) = answers(&head.headers, before);
-                    let delivery = Delivery { headers: head.headers, body, status };
+                    let status = if mood.borrow().refuses { 503 } else { status };
+                    let delivery = Delivery { headers: head.headers, body, at, status };
                     log.lock().unwrap_or_else(PoisonError::into_inner).push(delivery);
                     if !pause.is_zero() {
                         tokio::time::sleep(pause).await;
                     }
+                    mood.wait_for(|mood| !mood.holds).await.ok();
                     at_once.0.fetch_sub(1, Ordering::SeqCst);
                     let mut response = Response::new(Full::new(Bytes::new()));
                     *response.status_mut() = http::StatusCode::from_u16(status).unwrap_or_default();
+                    if status == 429 {
+                        response.headers_mut().insert("retry-after", http::HeaderValue::from_static("1"));
+                    }
                     Ok::<_, Infallible>(response)
                 }
             });

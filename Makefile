@@ -26,8 +26,9 @@ test: setup-test ## Formatting, lints, documentation, benches once, all tests
 	cargo test --locked --doc
 	cargo test --locked --lib --bins --tests
 
-bench: setup ## Measure: each stage by itself, isolation of sources, crossing locks, side by side with other receivers
+bench: setup ## Measure: each stage by itself, isolation of sources, crossing locks, deleting, side by side with other receivers
 	cargo bench --locked --bench stages
 	cargo bench --locked --bench isolation
 	cargo bench --locked --bench deadlock
+	cargo bench --locked --bench purge
 	cargo bench --locked --bench side_by_side -- --core

@@ -4,6 +4,7 @@
 //! after a commit; anything else (a lease of somebody else, a marker of another history, a value that nobody
 //! understands, no answer) sends the delivery to Postgres. Never here: Postgres, a delete that is not fenced.
 
+mod desk;
 mod marker;
 mod redis;
 
@@ -20,6 +21,7 @@ use crate::generation::{Generation, Heartbeat};
 use crate::identify::{Digest, EventKey};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
+pub use desk::{Desk, Seen, Stands};
 pub use marker::ShortDigest;
 
 /// What the fast tier says of an event.

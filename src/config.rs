@@ -317,6 +317,18 @@ pub struct Retention {
     pub ledger: Duration,
     /// `body = "7d"`: how long a body is kept.
     pub body: Duration,
+    /// `dead = "90d"`: how long an event is kept that died.
+    pub dead: Duration,
+    /// `jobs = "1d"`: how long a job is kept that ended well.
+    pub jobs: Duration,
+    /// `every = "10m"`: from pass to pass; none by themselves with `"off"`.
+    pub every: Option<Duration>,
+    /// `duty = 0.1`: the share of the time that batches may take.
+    pub duty: f64,
+    /// `batch_rows = 2000`: most rows in one transaction.
+    pub batch_rows: usize,
+    /// `share_max = 0.5`: the share of a table that may go at once.
+    pub share_max: f64,
 }
 
 /// `[work]`: what is done with events after they are recorded.

@@ -36,6 +36,8 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (3, "handshake", include_str!("../sql/migrations/0003_handshake.sql")),
     (4, "guard", include_str!("../sql/migrations/0004_guard.sql")),
     (5, "work", include_str!("../sql/migrations/0005_work.sql")),
+    (6, "retention", include_str!("../sql/migrations/0006_retention.sql")),
+    (7, "replay", include_str!("../sql/migrations/0007_replay.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.

@@ -22,6 +22,7 @@
 //! | [`provider`], [`sign`] | how providers sign, as data, and its inverse |
 //! | [`config`], [`settings`] | what an operator may say |
 //! | [`db`], [`generation`] | Postgres connections, migrations, and which history of the database this is |
+//! | [`retention`] | what is deleted, and when |
 //! | [`tls`] | encrypted connections to the stores |
 //! | [`serve`], [`reload`], [`tasks`], [`log`], [`metrics`], [`error`] | a running process |
 //! | [`commands`], [`dev`] | everything beside `serve` |
@@ -55,6 +56,7 @@ pub mod provider;
 pub mod record;
 pub mod reload;
 pub mod respond;
+pub mod retention;
 pub mod serve;
 pub mod server;
 pub mod settings;

@@ -56,6 +56,8 @@ enum Command {
         #[arg(long)]
         new: bool,
     },
+    /// List events, show one in both tiers, and send them their way again.
+    Events(commands::events::Options),
     /// Let a provider hand over the secret that it signs with.
     Handshake(commands::handshake::Options),
     /// Ask a running gateway whether it is ready; exit code 0 if it is.
@@ -63,6 +65,8 @@ enum Command {
         #[command(flatten)]
         file: ConfigFile,
     },
+    /// Delete what is older than its horizon, once; a gateway does so by itself.
+    Retain(commands::retain::Options),
     /// Private Postgres and Redis, a demo source and the gateway, until Ctrl-C.
     Dev(commands::dev::Options),
     /// Sign an event and send it.
@@ -82,8 +86,10 @@ fn main() -> ExitCode {
             commands::migrate::run(&file.config, &accept_key_change)
         }
         Command::Epoch { file, new } => commands::epoch::run(&file.config, new),
+        Command::Events(options) => commands::events::run(&options),
         Command::Handshake(options) => commands::handshake::run(&options),
         Command::Ready { file } => commands::ready::run(&file.config),
+        Command::Retain(options) => commands::retain::run(&options),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
         Command::Providers(options) => commands::providers::run(&options),

@@ -1,5 +1,7 @@
 //! Every metric, its unit and its closed set of labels. Never a label value that a sender can invent.
 
+mod loops;
+mod retention;
 mod work;
 
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use prometheus_client::registry::{Registry, Unit};
 pub use self::work::WorkMetrics;
 use crate::claim::Tier;
 use crate::db::Trouble;
-use crate::tasks::{Age, LoopState};
+use crate::tasks::LoopState;
+pub use retention::Retention;
 
 /// What went wrong with Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,12 +99,6 @@ struct GuardLabels {
     guard: Word,
 }
 
-/// A loop's name is from the program or the settings.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LoopLabels {
-    r#loop: Arc<str>,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FetchLabels {
     purpose: Word,
@@ -160,6 +157,8 @@ pub struct Metrics {
     /// Log lines that were left out because nobody read them.
     pub log_lines_dropped: Counter,
     reloads: Reloads,
+    /// What deletes.
+    pub retention: Retention,
     heartbeat_age_seconds: Gauge<f64, AtomicU64>,
 }
 
@@ -230,6 +229,7 @@ impl Metrics {
         let stage_seconds = Stages::registered(&mut registry);
         let reloads = Reloads::registered(&mut registry);
         let work = WorkMetrics::registered(&mut registry);
+        let retention = Retention::registered(&mut registry);
         let metrics = Self {
             registry,
             requests: Family::default(),
@@ -249,6 +249,7 @@ impl Metrics {
             requests_in_flight: Gauge::default(),
             log_lines_dropped: Counter::default(),
             reloads,
+            retention,
             heartbeat_age_seconds: Gauge::default(),
         };
         metrics.registered()
@@ -415,43 +416,20 @@ impl Metrics {
         self.reloads.failed.set(1);
     }
 
-    /// The text that a scraper reads; `heartbeat_age` and the `loops` are as of now.
+    /// The text that a scraper reads; `heartbeat_age` and the loops' `states` are as of now.
     ///
     /// # Errors
     /// Those of formatting.
     pub fn render(
         &self,
         heartbeat_age: Option<Duration>,
-        loops: &[LoopState],
+        states: &[LoopState],
     ) -> Result<String, std::fmt::Error> {
         self.heartbeat_age_seconds.set(heartbeat_age.map_or(-1.0, |age| age.as_secs_f64()));
         let mut text = String::new();
         encode_registry(&mut text, &self.registry)?;
-        encode_registry(&mut text, &registry_of(loops))?;
+        encode_registry(&mut text, &loops::registry(states))?;
         encode_eof(&mut text)?;
         Ok(text)
     }
-}
-
-/// Made anew each time, so that a loop that has ended leaves no age behind.
-fn registry_of(loops: &[LoopState]) -> Registry {
-    let mut registry = Registry::with_prefix("hapax");
-    let failures = Family::<LoopLabels, Counter>::default();
-    let ages = Family::<LoopLabels, Gauge<f64, AtomicU64>>::default();
-    for state in loops {
-        let labels = LoopLabels { r#loop: Arc::clone(&state.name) };
-        failures.get_or_create(&labels).inc_by(state.failures);
-        let age = match state.age {
-            None => continue,
-            Some(Age::Never) => -1.0,
-            Some(Age::Since(age)) => age.as_secs_f64(),
-        };
-        ages.get_or_create(&labels).set(age);
-    }
-    let help = "Times that a background loop failed and was started again";
-    registry.register("loop_failures", help, failures);
-    let help =
-        "Time since a background loop said that it is alive, or waits for work; -1 before the first time";
-    registry.register_with_unit("loop_age", help, Unit::Seconds, ages);
-    registry
 }

@@ -429,6 +429,6 @@ fn timed_out() -> RecordError {
 
 /// Its commit may have been under way.
 fn lost() -> RecordError {
-    let cause = "its lane failed with the event in hand; whether it is recorded is not known";
+    let cause = "its lane failed or was stopped with the event in hand; whether it is recorded is not known";
     RecordError::new(Code::RecordTimeout, Dependency::None, cause)
 }

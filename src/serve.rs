@@ -27,6 +27,7 @@ use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::record::Recorder;
 use crate::reload::{self, Live, Reload};
+use crate::retention;
 use crate::server::{self, Closing, Door, Limits};
 use crate::tasks::{Beat, Tasks};
 use crate::work::Workers;
@@ -66,14 +67,7 @@ pub async fn start(
         warn!(effect = format!("rust:{name}"), "an effect is registered, and no source names it");
     }
     let tasks = Tasks::default();
-    let schema_ready = Arc::new(AtomicBool::new(false));
-    match take_up_schema(&config.postgres, &needs(&config)).await {
-        Ok(()) => schema_ready.store(true, Ordering::Relaxed),
-        Err(Unready::Unreachable(cause)) => {
-            warn!(cause, "postgres cannot be reached yet; starting not ready");
-        }
-        Err(wrong) => return Err(wrong.into()),
-    }
+    let schema_ready = Arc::new(AtomicBool::new(first_look(&config).await?));
     let listener = server::bind(config.server.listen)?;
     let admin_listener = server::bind(config.admin.listen)?;
 
@@ -82,6 +76,10 @@ pub async fn start(
     tasks
         .spawn_loop("heartbeat", move |beat| db::heartbeat_loop(settings.clone(), Arc::clone(&beaten), beat));
     let (current, watched) = watch::channel(Arc::clone(&config));
+    let (kept, ready, counted) = (current.subscribe(), Arc::clone(&schema_ready), Arc::clone(&metrics));
+    tasks.spawn_loop("retention", move |beat| {
+        retention::run(kept.clone(), Arc::clone(&ready), Arc::clone(&counted), beat)
+    });
     let ready = Arc::clone(&schema_ready);
     tasks.spawn_loop("schema", move |beat| watch_schema(watched.clone(), Arc::clone(&ready), beat));
 
@@ -90,16 +88,12 @@ pub async fn start(
     let sources = config.sources.values().map(AsRef::as_ref);
     let recorder = Recorder::start(&pool, &config.postgres, sources, effects, &metrics, &tasks)?;
     let keyring = Keyring::start(&config, Arc::clone(&metrics), tasks.clone())?;
-    let workers = {
-        let connections = config.work.connections;
-        let pool = db::pool_when(
-            &config::Postgres { connections, ..config.postgres.clone() },
-            Arc::clone(&schema_ready),
-        )?;
-        let tuned = Arc::new(tier.tuned(&config.fast_tier));
-        Workers::start(pool, current.subscribe(), tuned, effects, Arc::clone(&metrics), tasks.clone())
-    };
-    workers.take_up(workers.prepare(&config, tier.tuned(&config.fast_tier))?);
+    let workers = start_workers(
+        (&config, current.subscribe()),
+        (&tier, effects, Arc::clone(&schema_ready)),
+        &metrics,
+        &tasks,
+    )?;
     let parts = (keyring, tier, recorder, workers);
     let gateway = Arc::new(Gateway::new(&config, parts, Arc::clone(&metrics), log.clone(), tasks.clone()));
     metrics.settings_in_use(jiff::Timestamp::now());
@@ -140,6 +134,33 @@ pub async fn start(
     );
     info!(listen = %running.listen, admin = %running.admin, sources = config.sources.len(), "listening");
     Ok(running)
+}
+
+/// Whether the database is as it must be; not yet, if it cannot be reached.
+async fn first_look(config: &Config) -> Result<bool, Unready> {
+    match take_up_schema(&config.postgres, &needs(config)).await {
+        Ok(()) => Ok(true),
+        Err(Unready::Unreachable(cause)) => {
+            warn!(cause, "postgres cannot be reached yet; starting not ready");
+            Ok(false)
+        }
+        Err(wrong) => Err(wrong),
+    }
+}
+
+/// On connections of their own, so that whatever they do leaves those of recording alone.
+fn start_workers(
+    (config, current): (&Config, watch::Receiver<Arc<Config>>),
+    (tier, effects, schema_ready): (&FastTier, &Effects, Arc<AtomicBool>),
+    metrics: &Arc<Metrics>,
+    tasks: &Tasks,
+) -> anyhow::Result<Workers> {
+    let connections = config.work.connections;
+    let pool = db::pool_when(&config::Postgres { connections, ..config.postgres.clone() }, schema_ready)?;
+    let tuned = || tier.tuned(&config.fast_tier);
+    let workers = Workers::start(pool, current, Arc::new(tuned()), effects, Arc::clone(metrics), tasks);
+    workers.take_up(workers.prepare(config, tuned())?);
+    Ok(workers)
 }
 
 fn serve_on<S: server::Service>(

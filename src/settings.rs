@@ -337,6 +337,18 @@ impl Table {
         }
     }
 
+    /// A number inside `range`, with or without a fraction.
+    pub fn fraction(&mut self, key: &'static str, range: RangeInclusive<f64>) -> Option<f64> {
+        let wanted = format!("a number from {} to {}", range.start(), range.end());
+        match self.get(key)?.value {
+            Value::Fraction(text) | Value::Integer(text) => match text.parse::<f64>() {
+                Ok(number) if range.contains(&number) => Some(number),
+                _ => self.refuse(key, format!("{text} is out of range: give {wanted}")),
+            },
+            other => self.wrong(key, &other, &wanted),
+        }
+    }
+
     /// A duration above zero, written with its unit: `"50ms"`, `"10s"`, `"5m"`, `"24h"`, `"35d"`.
     pub fn duration(&mut self, key: &'static str) -> Option<Duration> {
         self.duration_wanted(key, DURATION_WANTED)

@@ -20,7 +20,7 @@ mod place;
 mod settle;
 mod wake;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -115,6 +115,18 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
+/// The names of the queues that somebody takes from under these settings.
+#[must_use]
+pub fn queues_of(config: &Config) -> BTreeSet<String> {
+    let targets = config.targets.keys().map(|name| format!("target:{name}"));
+    let sources = config.sources.iter().filter_map(|(name, source)| match source.effect {
+        Effect::None => None,
+        Effect::Pull => Some(format!("pull:{name}")),
+        Effect::Function { .. } | Effect::Rust { .. } => Some(format!("effect:{name}")),
+    });
+    targets.chain(sources).collect()
+}
+
 /// The workers of a gateway.
 #[derive(Clone)]
 pub struct Workers {
@@ -138,7 +150,7 @@ impl Workers {
         tier: Arc<FastTier>,
         effects: &Effects,
         metrics: Arc<Metrics>,
-        tasks: Tasks,
+        tasks: &Tasks,
     ) -> Self {
         let (results, told) = mpsc::unbounded_channel();
         let connections = config.borrow().work.connections;
@@ -165,11 +177,11 @@ impl Workers {
         let all = of(&shared);
         tasks.spawn_loop("queues", move |beat| wake::look(of(&all), beat));
         let all = of(&shared);
-        tasks.spawn_loop("notifications out", move |beat| wake::tell(of(&all), beat));
+        tasks.spawn_loop("notifications_out", move |beat| wake::tell(of(&all), beat));
         if !shared.config.borrow().postgres.transaction_pooler {
             // Behind one, a session that listens is soon another's.
             let all = of(&shared);
-            tasks.spawn_loop("notifications in", move |beat| wake::listen(of(&all), beat));
+            tasks.spawn_loop("notifications_in", move |beat| wake::listen(of(&all), beat));
         }
         Self { shared, pool, effects: effects.clone() }
     }

@@ -227,12 +227,14 @@ begin
 end
 $$;
 
--- Ends attempts at jobs, of those whose token still holds; mine says which, and is null where somebody else is changing
--- the event just now: to be said again. Nobody's other results wait for that. results has one letter per job:
+-- Ends attempts at jobs, of those whose token still holds; mine says which. results has one letter per job:
 --   d  done            f  failed: tried again after the delay, or dead if that was the last attempt
 --   r  refused for     x  dead at once, since the same again cannot succeed
 --      good            b  given back untried: the attempt does not count
 -- events is the status of each job's event if it is settled by that, and null otherwise.
+--
+-- Where somebody else holds an event's row, mine is null and nothing is changed, to be told again: a program that
+-- pulls may hold one for as long as its own transaction takes, and results for other events do not wait for it.
 create function hapax.finish(keys bytea[], queues text[], tokens uuid[], results text[], errors text[],
     delays_ms bigint[], out mine boolean[], out events text[], out digests bytea[], out generation bytea)
     -- As in hapax.take_from.
@@ -520,23 +522,39 @@ $$;
 
 -- Pull by SQL. Each of these is for roles that need no right on any table.
 
-create function hapax.take(source text, n integer, lease interval) returns setof hapax.task
+create function hapax.take(source text, n int, lease interval) returns setof hapax.task
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as
 $$
 begin
+    if source is null then
+        raise exception 'hapax.take: the source is null' using errcode = '22023';
+    end if;
     if n is null or n < 1 or n > 10000 then
         raise exception 'hapax.take: n is %, and has to be 1 to 10000', n using errcode = '22023';
     end if;
-    if lease is null or lease < interval '1 second' or lease > interval '1 day' then
-        raise exception 'hapax.take: the lease is %, and has to be 1 second to 1 day', lease using errcode = '22023';
-    end if;
+    perform hapax.check_lease('hapax.take', lease);
     return query
     select (t.task).* from hapax.take_from('pull:' || source, n, lease, '-infinity') t where (t.task).token is not null;
+    -- A name with a slip in it would wait for ever.
+    if not found and not exists (select from hapax.key_rule k where k.source = take.source) then
+        raise exception 'hapax.take: no gateway knows a source "%"', source
+            using errcode = '42704', hint = 'It is known once a gateway has started with it in its settings.';
+    end if;
 end
 $$;
 comment on function hapax.take is
     'Gives up to n events of a source with effect = "pull", each with a token, for as long as the lease. To be committed '
     'by itself, before the work begins: the attempt counts from then.';
+
+create function hapax.check_lease(asked_by text, lease interval) returns void
+    language plpgsql immutable as
+$$
+begin
+    if lease is null or lease < interval '1 second' or lease > interval '1 day' then
+        raise exception '%: the lease is %, and has to be 1 second to 1 day', asked_by, lease using errcode = '22023';
+    end if;
+end
+$$;
 
 -- The job that the token holds, with its event's row locked.
 create function hapax.held(of_key bytea, of_token uuid) returns hapax.job
@@ -544,15 +562,33 @@ create function hapax.held(of_key bytea, of_token uuid) returns hapax.job
 $$
 declare
     job hapax.job;
+    why text;
 begin
+    if of_key is null or of_token is null then
+        raise exception 'hapax: the key or the token is null, and both have to be as hapax.take gave them'
+            using errcode = '22023';
+    end if;
     perform from hapax.ledger l where l.key = of_key for update;
     select j.* into job from hapax.job j
     where j.key = of_key and j.token = of_token and j.queue like 'pull:%' for update;
-    if not found then
-        raise exception 'hapax: this token holds no event: its lease ran out and another worker took the event, or it is settled'
-            using errcode = 'HX002', hint = 'Roll back and take again.';
+    if found then
+        if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+            -- Such a caller does not see that another job of the event ended since its snapshot was taken, and would leave
+            -- the event open for ever. Locking what was changed since fails with 40001.
+            perform from hapax.job j where j.key = of_key for share;
+        end if;
+        return job;
     end if;
-    return job;
+    select case
+        when j.state = 'done' then 'the event is done'
+        when j.state = 'dead' then 'the event is dead'
+        when j.state = 'discarded' then 'the event was given up'
+        when j.token is not null then 'another worker has taken the event since'
+        else 'the event waits to be taken again'
+    end into why
+    from hapax.job j where j.key = of_key and j.queue like 'pull:%';
+    raise exception 'hapax: this token holds no event: %', coalesce(why, 'no event with this key is pulled')
+        using errcode = 'HX002', hint = 'Roll back, so that nothing of this work stays, and take again.';
 end
 $$;
 
@@ -565,21 +601,23 @@ begin
 end
 $$;
 comment on function hapax.done is
-    'To be called in the transaction of the work itself. Raises HX002 if the token no longer holds the event, so that the '
-    'work of a worker that was too slow is rolled back.';
+    'To be called in the transaction of the work itself, as its last statement. Raises HX002 if the token no longer holds '
+    'the event, so that the work of a worker that was too slow is rolled back.';
 
 create function hapax.fail(key bytea, token uuid, error text, retry_in interval default null) returns void
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as
 $$
 declare
-    job hapax.job := hapax.held(key, token);
-    delay interval := coalesce(retry_in, hapax.backoff(job.attempts, interval '1 second', interval '1 hour'));
+    job hapax.job;
+    delay interval;
 begin
-    if delay < interval '0' or delay > interval '365 days' then
+    if retry_in < interval '0' or retry_in > interval '365 days' then
         raise exception 'hapax.fail: retry_in is %, and has to be 0 to 365 days', retry_in using errcode = '22023';
     end if;
-    perform hapax.finish(array[job.key], array[job.queue], array[job.token], array['f'], array[coalesce(error, 'failed')],
-                         array[(extract(epoch from delay) * 1000)::bigint]);
+    job := hapax.held(key, token);
+    delay := coalesce(retry_in, hapax.backoff(job.attempts, interval '1 second', interval '1 hour'));
+    perform hapax.finish(array[job.key], array[job.queue], array[job.token], array['f'],
+                         array[coalesce(nullif(error, ''), 'failed')], array[(extract(epoch from delay) * 1000)::bigint]);
 end
 $$;
 comment on function hapax.fail is
@@ -590,15 +628,15 @@ create function hapax.extend(key bytea, token uuid, lease interval) returns void
     language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as
 $$
 declare
-    job hapax.job := hapax.held(key, token);
+    job hapax.job;
 begin
-    if lease is null or lease < interval '1 second' or lease > interval '1 day' then
-        raise exception 'hapax.extend: the lease is %, and has to be 1 second to 1 day', lease using errcode = '22023';
-    end if;
+    perform hapax.check_lease('hapax.extend', lease);
+    job := hapax.held(key, token);
     perform hapax.hold(array[job.key], array[job.queue], array[job.token], lease);
 end
 $$;
-comment on function hapax.extend is 'Holds the event for the lease from now on. In a transaction of its own.';
+comment on function hapax.extend is
+    'Holds the event for the lease from now on, if that is longer than it is held anyway. In a transaction of its own.';
 
 revoke execute on function hapax.take, hapax.done, hapax.fail, hapax.extend from public;
 

@@ -30,6 +30,10 @@ from (values
         from pg_catalog.pg_proc p
         where p.pronamespace = 'hapax'::regnamespace
             and p.proname in ('record', 'record_guarded', 'close', 'generation', 'hash_of', 'readable', 'rearm',
-                'status_of', 'take_from', 'finish', 'hold', 'share_of', 'bury', 'sweep', 'run_parked', 'begin_parked', 'end_parked', 'add_jobs')))
+                'status_of', 'take_from', 'finish', 'hold', 'share_of', 'bury', 'sweep', 'run_parked', 'begin_parked', 'end_parked', 'add_jobs'))),
+    ('execute on hapax.retain_state and the other functions of that name', (
+        select bool_and(has_function_privilege(p.oid, 'execute'))
+        from pg_catalog.pg_proc p
+        where p.pronamespace = 'hapax'::regnamespace and p.proname like 'retain\_%'))
 ) as wanted(what, held)
 where not wanted.held

@@ -31,7 +31,7 @@ const SETTLE_BATCH: usize = 256;
 /// Markers that may wait to be written; beyond it they are left out, which costs a question to Postgres each.
 const SETTLE_QUEUE: usize = 65_536;
 /// For connecting and for the probe.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pauses between attempts to bring Redis back.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(5);
 
@@ -393,6 +393,12 @@ pub(crate) fn redis_key(prefix: &str, key: &EventKey) -> String {
     text.push_str(prefix);
     URL_SAFE_NO_PAD.encode_string(key.0, &mut text);
     text
+}
+
+/// A connection outside of the path.
+pub(super) async fn connect_once(settings: &config::Redis) -> Result<Connection, String> {
+    let pool = pool(settings).map_err(|error| error.to_string())?;
+    connect(&pool, &settings.prefix).await.map(|(connection, _)| connection)
 }
 
 /// What stands there, and for how many milliseconds.

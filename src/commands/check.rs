@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio_postgres::Client;
+
 use super::{Exit, connect, load_with_warnings, runtime, say};
 use crate::config::{Config, Effect};
 use crate::keyring::{Keyring, Trouble};
 use crate::provider::pin::Pinned;
 use crate::tasks::Tasks;
-use crate::{claim, db, serve};
+use crate::{claim, db, serve, work};
 
 /// Checks the settings; with `online` also the stores, and the key sets that will be fetched.
 ///
@@ -73,6 +75,20 @@ async fn check_postgres(config: &Config) -> Result<(), Exit> {
     for part in unreadable {
         say(format!(
             "postgres: {part} may not be read, so a failover or a restored copy may go unnoticed until a restart"
+        ))?;
+    }
+    tell_orphans(config, &client).await
+}
+
+/// Work that waits for what the settings do not name.
+async fn tell_orphans(config: &Config, client: &Client) -> Result<(), Exit> {
+    let rows = client.query_typed(include_str!("../../sql/queries/queues.sql"), &[]).await;
+    let rows = rows.map_err(|error| Exit::unavailable(db::describe(&error)))?;
+    let known = work::queues_of(config);
+    for queue in rows.iter().map(|row| row.get::<_, &str>("queue")).filter(|queue| !known.contains(*queue)) {
+        say(format!(
+            "postgres: events wait in queue {queue}, and no target or effect of these settings takes them: add it again, or \
+             give them up with `hapax events discard`"
         ))?;
     }
     Ok(())

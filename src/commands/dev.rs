@@ -131,7 +131,7 @@ async fn run_gateway(
     say("serving until Ctrl-C")?;
     tokio::select! {
         () = signals.next() => {}
-        () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
+        () = running.broken() => return Err(Exit::software("a background loop fails again and again; see the log")),
     }
     running.stop(Duration::ZERO).await;
     Ok(())

@@ -58,7 +58,7 @@ async fn serve_until_stopped(
     let mut stop = Signals::listen()?;
     tokio::select! {
         () = stop.next() => {}
-        () = running.broken() => return Err(Exit::software("a background loop ended; see the log")),
+        () = running.broken() => return Err(Exit::software("a background loop fails again and again; see the log")),
     }
     let drain = running.drain();
     tokio::select! {

@@ -24,6 +24,9 @@ pub(super) const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(1)..=
 /// Of what is kept: a second to ten years.
 const HORIZON: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3650 * 86_400);
 
+/// From one pass of retention to the next.
+const PASSES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
+
 /// Of one body. Postgres takes no value over 1 GiB, and a body is held in memory while it is worked on.
 pub(super) const BODY: RangeInclusive<usize> = 1..=256 << 20;
 
@@ -336,9 +339,17 @@ fn in_flight(table: &mut Table) -> InFlight {
 
 fn retention(table: &mut Table) -> Retention {
     let days = |days: u64| Duration::from_secs(days * 86_400);
+    let ledger = table.duration_within("ledger", HORIZON).unwrap_or(days(35));
     Retention {
-        ledger: table.duration_within("ledger", HORIZON).unwrap_or(days(35)),
+        ledger,
         body: table.duration_within("body", HORIZON).unwrap_or(days(7)),
+        // What nobody wrote gives way to the ledger's horizon.
+        dead: table.duration_within("dead", HORIZON).unwrap_or(days(90).max(ledger)),
+        jobs: table.duration_within("jobs", HORIZON).unwrap_or(days(1).min(ledger)),
+        every: table.duration_or("every", "off", PASSES).unwrap_or(Some(Duration::from_secs(600))),
+        duty: table.fraction("duty", 0.001..=1.0).unwrap_or(0.1),
+        batch_rows: count(table, "batch_rows", 100..=100_000, 2_000),
+        share_max: table.fraction("share_max", 0.0..=1.0).unwrap_or(0.5),
     }
 }
 

@@ -259,6 +259,12 @@ fn retention(draft: &Draft) {
     let ledger = Part::new(table, "ledger", retention.ledger);
     let consequence = "bodies would be kept whose events are forgotten, and could be found under no id";
     require(Severity::Error, &[body], Order::AtMost, ledger, consequence);
+    let jobs = Part::new(table, "jobs", retention.jobs);
+    let consequence = "jobs go with their events at the latest";
+    require(Severity::Error, &[jobs], Order::AtMost, ledger, consequence);
+    let dead = Part::new(table, "dead", retention.dead);
+    let consequence = "an event that died would be forgotten, and taken anew, before one that is done";
+    require(Severity::Error, &[ledger], Order::AtMost, dead, consequence);
 }
 
 fn connections(draft: &Draft, sources: &[Reading]) {

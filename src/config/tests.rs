@@ -154,6 +154,11 @@ fn values_out_of_range_are_refused() {
         ("retention.ledger = \"3651d\"", &["retention.ledger", "3651d", "3650d"]),
         ("in_flight.waiters_max = 0", &["in_flight.waiters_max"]),
         ("targets = []", &["targets", "unknown key"]),
+        ("retention.duty = 0", &["retention.duty", "0 is out of range: give a number from 0.001 to 1"]),
+        ("retention.duty = 1.5", &["retention.duty", "1.5 is out of range"]),
+        ("retention.share_max = \"half\"", &["retention.share_max", "a number from 0 to 1"]),
+        ("retention.batch_rows = 99", &["retention.batch_rows", "100 to 100000"]),
+        ("retention.every = \"8d\"", &["retention.every", "8d"]),
         ("retention.bdy = \"1d\"", &["retention.bdy", "\"body\""]),
         ("server.lissten = \"1\"", &["server.lissten", "\"listen\""]),
     ]);
@@ -283,6 +288,11 @@ fn times_that_do_not_fit_into_each_other_are_refused() {
             &["fast_tier.memory_ttl (5s, the default) must be at most fast_tier.ttl (4s)"],
         ),
         ("retention.body = \"36d\"", &["retention.body (36d) must be at most retention.ledger"]),
+        ("retention.jobs = \"36d\"", &["retention.jobs (36d) must be at most retention.ledger"]),
+        (
+            "retention.dead = \"34d\"",
+            &["retention.ledger (35d, the default) must be at most retention.dead (34d)"],
+        ),
         (
             "source.a.deadline = \"4s\"",
             &["error: source.a.deadline", "= 4s must be below source.a.deadline (4s)"],
@@ -314,6 +324,13 @@ fn times_that_just_fit_into_each_other_are_taken() {
         "fast_tier.ttl = \"35d\"",
         "fast_tier.ttl = \"5s\"",
         "retention.body = \"35d\"",
+        "retention.jobs = \"35d\"",
+        "retention.dead = \"35d\"",
+        // What is not written gives way.
+        "retention.ledger = \"100d\"",
+        "retention.every = \"off\"",
+        "retention.duty = 1",
+        "retention.share_max = 0.25",
         "source.a.deadline = \"9999ms\"",
     ]);
     warns_with(

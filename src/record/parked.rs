@@ -38,6 +38,9 @@ pub(crate) struct Retried {
     pub(crate) cause: Option<String>,
 }
 
+/// How attempts ended, in order, and the history in which they did.
+pub(crate) type Tried = (Vec<Retried>, Option<Generation>);
+
 /// Runs the parked effects of one source.
 pub(crate) struct Parked {
     writer: Writer,
@@ -68,7 +71,7 @@ impl Parked {
         source: &Source,
         tasks: &[Task],
         delays: &[Duration],
-    ) -> Result<(Vec<Retried>, Option<Generation>), BatchError> {
+    ) -> Result<Tried, BatchError> {
         match (&self.writer.rust, tasks) {
             (None, _) => self.run_function(source, tasks, delays).await,
             (Some(effect), [task]) => {
@@ -84,7 +87,7 @@ impl Parked {
         source: &Source,
         tasks: &[Task],
         delays: &[Duration],
-    ) -> Result<(Vec<Retried>, Option<Generation>), BatchError> {
+    ) -> Result<Tried, BatchError> {
         let client = self.writer.connection().await?;
         let attempt = self.transact(client.get()?, source, tasks, delays);
         let answer = timeout(self.writer.commit_timeout, attempt).await;
@@ -248,10 +251,7 @@ impl Parked {
     }
 }
 
-fn read(
-    row: &Row,
-    expected: usize,
-) -> Result<Option<(Vec<Retried>, Option<Generation>)>, tokio_postgres::Error> {
+fn read(row: &Row, expected: usize) -> Result<Option<Tried>, tokio_postgres::Error> {
     let letters: &str = row.try_get("outcomes")?;
     let messages: Vec<Option<String>> = row.try_get("messages")?;
     let Some((fates, generation)) = fates(row, expected)? else { return Ok(None) };

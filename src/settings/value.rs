@@ -22,6 +22,7 @@ pub(super) struct Entry {
 pub(super) enum Value {
     Text(String),
     Integer(String),
+    Fraction(String),
     Flag(bool),
     List(Vec<Entry>),
     Table(Entries),
@@ -40,6 +41,7 @@ impl Value {
         match self {
             Self::Text(_) => "a string",
             Self::Integer(_) => "a bare number",
+            Self::Fraction(_) => "a number with a fraction",
             Self::Flag(_) => "true/false",
             Self::List(_) => "a list",
             Self::Table(_) => "a table",
@@ -68,7 +70,7 @@ fn owned(at: usize, value: Spanned<DeValue<'_>>) -> Entry {
         DeValue::Boolean(flag) => Value::Flag(flag),
         DeValue::Array(list) => Value::List(list.into_iter().map(item).collect()),
         DeValue::Table(table) => Value::Table(into_static(table)),
-        DeValue::Float(_) => Value::Other("a number with a fraction"),
+        DeValue::Float(number) => Value::Fraction(number.as_str().to_owned()),
         DeValue::Datetime(_) => Value::Other("a date"),
     };
     Entry { at, value }

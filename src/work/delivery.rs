@@ -89,7 +89,7 @@ impl Deliveries {
             breaker,
             pace: Pace::new(now),
             place: Place::default(),
-            rung: true,
+            rung: false,
             rest_until: now,
             speed: (now, 0, 0),
             failures: 0,
@@ -224,12 +224,11 @@ impl Deliveries {
         self.count(now);
         let retry = self.target.load().config.retry;
         let (ending, error, delay) = verdict(&task, result, retry);
-        match &error {
-            None => self.breaker.succeeded(),
-            Some(Undelivered { fault: Fault::Target, .. }) => self.count_failure(now),
-            // It answered, so it is there.
-            Some(Undelivered { fault: Fault::Message, .. }) => self.breaker.succeeded(),
-            Some(Undelivered { fault: Fault::Ours, .. }) => {}
+        match error.as_ref().map(|error| error.fault) {
+            // Whoever refuses an event is there.
+            None | Some(Fault::Message) => self.breaker.succeeded(),
+            Some(Fault::Target) => self.count_failure(now),
+            Some(Fault::Ours) => {}
         }
         self.shared.metrics.work.breaker(&self.queue, self.breaker.is_open());
         self.shared.metrics.work.attempted(&self.queue, error.as_ref().map_or("done", |error| error.word));

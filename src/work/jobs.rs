@@ -112,10 +112,10 @@ pub(crate) struct Ended {
 /// What became of the event of an attempt that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
+    /// Somebody else holds the event's row: nothing is changed, and it is to be told again.
+    Busy,
     /// The token was not in the row any more: somebody else has it.
     Lost,
-    /// Somebody else is changing the event just now: nothing was ended, to be said again.
-    Busy,
     /// The event is not settled by this.
     Open,
     /// Nothing is left to do of it.
@@ -123,6 +123,9 @@ pub(crate) enum Fate {
     /// It is dead.
     Dead,
 }
+
+/// The fates of attempts, in order, and the history in which they are so.
+pub(crate) type Fates = (Vec<Fate>, Option<Generation>);
 
 /// What a look at the clock and the index says of a queue.
 #[derive(Debug)]
@@ -170,7 +173,7 @@ impl Jobs {
     }
 
     /// Ends attempts; what became of each one's event, in order, and the history in which that is so.
-    pub(crate) async fn finish(&self, ended: &[Ended]) -> Result<(Vec<Fate>, Option<Generation>), JobsError> {
+    pub(crate) async fn finish(&self, ended: &[Ended]) -> Result<Fates, JobsError> {
         let keys: Vec<&[u8]> = ended.iter().map(|ended| ended.attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = ended.iter().map(|ended| &*ended.attempt.queue).collect();
         let tokens: Vec<&str> = ended.iter().map(|ended| ended.attempt.token.as_str()).collect();
@@ -262,12 +265,15 @@ impl Jobs {
     ) -> Result<Vec<Seen>, JobsError> {
         let queues: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
         let text = include_str!("../../sql/queries/look.sql");
-        let rows = self
-            .transact(
-                text,
-                &[(&queues, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ_ARRAY), (&count_max, Type::INT8)],
-            )
-            .await?;
+        let parameters: [Parameter<'_>; 3] =
+            [(&queues, Type::TEXT_ARRAY), (&since, Type::TIMESTAMPTZ_ARRAY), (&count_max, Type::INT8)];
+        let client = self.connection().await?;
+        // By itself: it writes nothing, and an idle gateway asks for nothing else.
+        let Ok(rows) = timeout(STATEMENT, client.query_typed(text, &parameters)).await else {
+            drop(Object::take(client));
+            return Err(silent());
+        };
+        let rows = rows.map_err(|error| failed(&error))?;
         let seen = rows.iter().map(|row| {
             Ok(Seen {
                 queue: row.try_get("queue")?,
@@ -283,7 +289,7 @@ impl Jobs {
     pub(crate) async fn sweep(&self, queue: &str, count: i32) -> Result<Vec<EventKey>, JobsError> {
         let text = include_str!("../../sql/queries/sweep.sql");
         let rows = self.transact(text, &[(&queue, Type::TEXT), (&count, Type::INT4)]).await?;
-        rows.iter().map(|row| key(row)).collect::<Result<_, _>>().map_err(|error| failed(&error))
+        rows.iter().map(key).collect::<Result<_, _>>().map_err(|error| failed(&error))
     }
 
     /// Tells whoever listens that there is something in these queues.
@@ -292,14 +298,17 @@ impl Jobs {
         self.transact(text, &[(&queues, Type::TEXT_ARRAY)]).await.map(drop)
     }
 
+    async fn connection(&self) -> Result<Object, JobsError> {
+        self.pool
+            .get()
+            .await
+            .map_err(|error| JobsError { trouble: Trouble::Resources, cause: db::describe_pool(&error) })
+    }
+
     /// BEGIN, the statement and COMMIT leave together. Rows are given back only once the commit is confirmed: what is
     /// worked on without it would be worked on twice.
     async fn transact(&self, text: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>, JobsError> {
-        let client = self
-            .pool
-            .get()
-            .await
-            .map_err(|error| JobsError { trouble: Trouble::Resources, cause: db::describe_pool(&error) })?;
+        let client = self.connection().await?;
         let ms = STATEMENT.as_millis();
         let begin = format!(
             "begin isolation level read committed, read write; set local statement_timeout = '{ms}ms'; \
@@ -313,11 +322,11 @@ impl Jobs {
                 client.batch_execute("commit")
             )
         };
-        let Ok((begun, rows, committed)) = timeout(STATEMENT * 2, sent).await else {
+        let Ok((opened, rows, committed)) = timeout(STATEMENT * 2, sent).await else {
             drop(Object::take(client));
-            return Err(JobsError { trouble: Trouble::Lost, cause: "no answer in time".to_owned() });
+            return Err(silent());
         };
-        match rows.and_then(|rows| begun.and(committed).map(|()| rows)) {
+        match rows.and_then(|rows| opened.and(committed).map(|()| rows)) {
             Ok(rows) => Ok(rows),
             Err(error) => {
                 // COMMIT of a failed transaction has rolled it back; a connection that failed otherwise is gone.
@@ -328,6 +337,10 @@ impl Jobs {
             }
         }
     }
+}
+
+fn silent() -> JobsError {
+    JobsError { trouble: Trouble::Lost, cause: "no answer in time".to_owned() }
 }
 
 fn failed(error: &tokio_postgres::Error) -> JobsError {
@@ -359,8 +372,8 @@ fn taken(queue: &Arc<str>, rows: &[Row]) -> Result<Taken, tokio_postgres::Error>
         taken.first_due = taken.first_due.or(row.try_get("was_due")?);
         match row.try_get::<_, Option<String>>("token")? {
             None => taken.buried.push(key(row)?),
-            Some(token) => {
-                let attempt = Attempt { key: key(row)?, queue: Arc::clone(queue), token };
+            Some(secret) => {
+                let attempt = Attempt { key: key(row)?, queue: Arc::clone(queue), token: secret };
                 taken.tasks.push(task(row, attempt)?);
             }
         }
@@ -390,10 +403,7 @@ fn task(row: &Row, attempt: Attempt) -> Result<Task, tokio_postgres::Error> {
 
 /// The fates of attempts out of a row with `mine`, `events`, `digests` and `generation`. `None`: in words of another
 /// version.
-pub(crate) fn fates(
-    row: &Row,
-    expected: usize,
-) -> Result<Option<(Vec<Fate>, Option<Generation>)>, tokio_postgres::Error> {
+pub(crate) fn fates(row: &Row, expected: usize) -> Result<Option<Fates>, tokio_postgres::Error> {
     let mine: Vec<Option<bool>> = row.try_get("mine")?;
     let events: Vec<Option<&str>> = row.try_get("events")?;
     let digests: Vec<Option<&[u8]>> = row.try_get("digests")?;

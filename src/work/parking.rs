@@ -35,8 +35,15 @@ impl Parking {
     /// Runs until it is cancelled; an attempt under way is ended first.
     pub(super) async fn run(self, beat: Beat) {
         let (mut place, mut failures): (Place, u32) = Default::default();
+        let mut rung = false;
         while !beat.is_cancelled() {
             beat.alive();
+            if !rung {
+                tokio::select! {
+                    () = beat.cancelled() => break,
+                    () = beat.waiting(self.bell.notified()) => {}
+                }
+            }
             let (now, lease) = (Instant::now(), self.shared.lease());
             let count = if self.source.load().parked.is_batched() { BATCH } else { 1 };
             let tasks = match self.shared.jobs.take(&self.queue, count, lease, place.begin(now)).await {
@@ -56,15 +63,14 @@ impl Parking {
                     continue;
                 }
             };
-            if tasks.is_empty() {
-                tokio::select! {
-                    () = beat.cancelled() => {}
-                    () = beat.waiting(self.bell.notified()) => {}
-                }
-                continue;
+            // There may be more.
+            rung = !tasks.is_empty();
+            for task in &tasks {
+                self.shared.held.add(task.attempt.clone(), now);
             }
-            tasks.iter().for_each(|task| self.shared.held.add(task.attempt.clone(), now));
-            self.try_all(tasks).await;
+            if rung {
+                self.try_all(tasks).await;
+            }
         }
     }
 

@@ -29,27 +29,25 @@ const SWEEP: i32 = 200;
 /// One bell for each queue, for as long as the process lives.
 #[derive(Debug, Default)]
 pub(super) struct Bells {
-    bells: Mutex<HashMap<Arc<str>, Arc<Notify>>>,
+    of_queues: Mutex<HashMap<Arc<str>, Arc<Notify>>>,
     /// Queues of which others are to be told.
     untold: Mutex<BTreeSet<String>>,
     tell: Notify,
+    /// Something may have been missed.
+    look: Notify,
 }
 
 impl Bells {
     pub(super) fn of(&self, queue: &Arc<str>) -> Arc<Notify> {
-        Arc::clone(lock(&self.bells).entry(Arc::clone(queue)).or_default())
+        Arc::clone(lock(&self.of_queues).entry(Arc::clone(queue)).or_default())
     }
 
     /// Wakes this process' loop.
     pub(super) fn ring(&self, queue: &str) {
-        let bell = lock(&self.bells).get(queue).cloned();
+        let bell = lock(&self.of_queues).get(queue).cloned();
         if let Some(bell) = bell {
             bell.notify_one();
         }
-    }
-
-    fn ring_all(&self) {
-        lock(&self.bells).values().for_each(|bell| bell.notify_one());
     }
 
     /// Wakes this process' loop, and soon those of others.
@@ -88,7 +86,7 @@ pub(super) async fn listen(shared: Arc<Shared>, beat: Beat) {
             Ok((_session, mut heard)) => {
                 patience.succeeded();
                 // What was said before is lost.
-                shared.bells.ring_all();
+                shared.bells.look.notify_one();
                 while let Some(queue) = beat.waiting(heard.recv()).await {
                     beat.alive();
                     shared.bells.ring(&queue);
@@ -113,7 +111,10 @@ pub(super) async fn look(shared: Arc<Shared>, beat: Beat) {
             patience.after(look_once(&shared, &queues, &mut places).await, &beat).await;
         }
         let poll = shared.config.borrow().work.poll;
-        beat.waiting(sleep(poll)).await;
+        tokio::select! {
+            () = beat.waiting(sleep(poll)) => {}
+            () = shared.bells.look.notified() => {}
+        }
     }
 }
 
@@ -139,9 +140,10 @@ async fn look_once(
         }
     }
     if whole {
-        for queue in queues {
-            let buried = shared.jobs.sweep(queue, SWEEP).await?;
-            shared.buried(queue, &buried, None);
+        // Among what is due and was not taken may be what nobody may take any more.
+        for seen in seen.iter().filter(|seen| seen.first_due.is_some()) {
+            let buried = shared.jobs.sweep(&seen.queue, SWEEP).await?;
+            shared.buried(&seen.queue.as_str().into(), &buried, None);
         }
     }
     Ok(())

@@ -18,7 +18,7 @@ use crate::harness::stores::postgres;
 use crate::postgres_away::cut_once;
 
 /// Sources of Gitea's, whose id is a header that is not signed.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     "source.off.provider = \"gitea\"",
     "source.off.secrets = [\"whsec_a secret for tests only\"]",
     "source.off.effect = \"fx.apply\"",
@@ -26,10 +26,12 @@ const SOURCES: [&str; 11] = [
     "source.report.secrets = [\"whsec_a secret for tests only\"]",
     "source.report.effect = \"fx.apply\"",
     "source.report.guard = \"report\"",
+    "source.report.on_error = \"retry\"",
     "source.refuse.provider = \"gitea\"",
     "source.refuse.secrets = [\"whsec_a secret for tests only\"]",
     "source.refuse.effect = \"fx.apply\"",
     "source.refuse.guard = \"refuse\"",
+    "source.refuse.on_error = \"retry\"",
 ];
 
 const MAILGUN: [&str; 3] = [
@@ -195,11 +197,18 @@ async fn a_failed_effect_gives_the_signed_bytes_back() -> Result<()> {
     assert_eq!(told(&send(&mut client, "refuse", raise, "one").await?), (503, "unavailable"));
     assert_eq!(rows(&scene).await?, (0, 0));
     assert_eq!(told(&send(&mut client, "refuse", raise, "two").await?), (503, "unavailable"), "not refused");
+    // Parked, it is recorded and keeps them.
+    let parks = scene.gateway(&[&SOURCES[..], &["source.refuse.on_error = \"park\""]].concat()).await?;
+    ready(&parks).await?;
+    let (mut parking, fails) = (parks.client()?, "{\"do\":\"raise\",\"n\":2}");
+    assert_eq!(told(&send(&mut parking, "refuse", fails, "parked").await?), (200, "parked"));
+    assert_eq!(told(&send(&mut client, "refuse", fails, "other").await?), (401, "refused"));
+    drop(parks);
     // An effect that refuses for good keeps them: its event is recorded.
     let reject = "{\"do\":\"reject\"}";
     assert_eq!(told(&send(&mut client, "refuse", reject, "one").await?), (200, "rejected"));
     assert_eq!(told(&send(&mut client, "refuse", reject, "two").await?), (401, "refused"));
-    assert_eq!(rows(&scene).await?, (1, 1));
+    assert_eq!(rows(&scene).await?, (2, 2));
     Ok(())
 }
 

@@ -169,6 +169,9 @@ async fn a_role_without_rights_is_refused_by_name() -> Result<()> {
              grant select, insert on hapax.body_kept, hapax.mismatch to weak",
         )
         .await?;
+    let error = scene.gateway(&without).await.err().context("it started")?;
+    assert!(format!("{error:#}").contains("this role lacks execute on hapax.retain_state"), "{error:#}");
+    admin.batch_execute("grant execute on all functions in schema hapax to weak").await?;
     let gateway = scene.gateway(&without).await?;
     assert_eq!(deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?.outcome, "accepted");
     assert!(!gateway.lines().join("\n").contains(SECRET));

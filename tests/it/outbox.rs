@@ -160,3 +160,25 @@ async fn what_a_killed_gateway_had_is_delivered_by_another() -> Result<()> {
     assert!(attempt >= Some(2), "{attempt:?}");
     Ok(())
 }
+
+#[tokio::test]
+async fn work_that_nobody_takes_is_told() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::answering(|_, _| (500, Duration::ZERO)).await?);
+    let with = gateway(&scene, &[("orders", &receiver)], &[]).await?;
+    deliver(with.listen()?, "plain", &event("evt_1", "")).await?;
+    receiver.until(1).await?;
+    let check = |settings: &str| {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), settings)?;
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_hapax"));
+        let output = program.args(["check", "--online", "--config"]).arg(file.path()).output()?;
+        anyhow::Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let without = scene.settings(&[], "");
+    let told = check(&without)?;
+    assert!(told.contains("events wait in queue target:orders, and no target"), "{told}");
+    let named = std::fs::read_to_string(with.config())?;
+    let told = check(&named)?;
+    assert!(!told.contains("events wait"), "{told}");
+    Ok(())
+}

@@ -2,20 +2,24 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use hapax::config::{self, Config};
+use hapax::config::{self, Config, Loaded};
 use hapax::effect::{Effect, EffectError, Effects, Event, Handle, async_trait};
 use hapax::log::Log;
 use hapax::metrics::Metrics;
 use hapax::serve::{self, Running};
+use hapax::tasks::Tasks;
+use http::StatusCode;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
+use super::client::Client;
 use super::stores;
 use super::wait::eventually;
 
@@ -31,6 +35,10 @@ impl Library {
     pub(crate) async fn start(settings: &str, effects: &Effects) -> Result<Self> {
         let parsed = Config::parse("hapax.toml", settings, &|_| None);
         let config = parsed.map_err(|problems| anyhow::anyhow!(config::report(&problems)))?.config;
+        Self::start_with(config, effects).await
+    }
+
+    async fn start_with(config: Config, effects: &Effects) -> Result<Self> {
         let log = tempfile::Builder::new().suffix(".log").tempfile_in(stores::folder().path())?;
         let (_, log) = log.keep()?;
         let metrics = Arc::new(Metrics::new());
@@ -39,8 +47,29 @@ impl Library {
         Ok(Self { running, log })
     }
 
+    /// Starts it on the settings of a file, and takes up what changes there.
+    pub(crate) async fn follow(file: &Path, effects: &Effects) -> Result<Self> {
+        let Loaded { config, files, .. } =
+            Config::load(file).map_err(|problems| anyhow::anyhow!(config::report(&problems)))?;
+        let started = Self::start_with(config, effects).await?;
+        // Not the one that all gateways of a test run would share with its terminal.
+        started.running.follow(file.to_owned(), files, signal(SignalKind::user_defined1())?);
+        Ok(started)
+    }
+
     pub(crate) fn listen(&self) -> SocketAddr {
         self.running.listen
+    }
+
+    /// What its listener for operators answers.
+    pub(crate) async fn ask(&self, path: &str) -> Result<(StatusCode, String)> {
+        let answer = Client::new(self.running.admin).get(path).await?;
+        Ok((answer.status, String::from_utf8(answer.body.into())?))
+    }
+
+    /// Its loops.
+    pub(crate) fn tasks(&self) -> &Tasks {
+        self.running.tasks()
     }
 
     /// Waits for the cause of an event's failure, in the log.

@@ -1,0 +1,1 @@
+select hapax.discard($1, $2, $3, $4, $5, $6) as outcomes

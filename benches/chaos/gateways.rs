@@ -97,8 +97,19 @@ pub(crate) async fn look(gateway: &Gateway, seen: &mut Seen) -> Result<()> {
             *seen.counters.entry(sample.to_owned()).or_default() += value.parse::<f64>()?;
         }
     }
-    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.pid()))?;
+    let config = gateway.config();
+    let status = status_of(&config.display().to_string()).context("no such process")?;
     let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
     seen.memory.push(memory.context("VmRSS")?.trim().parse()?);
     Ok(())
+}
+
+/// What `/proc` says of the process that has this on its command line.
+fn status_of(argument: &str) -> Option<String> {
+    let mut processes = std::fs::read_dir("/proc").ok()?.flatten();
+    processes.find_map(|process| {
+        let line = std::fs::read(process.path().join("cmdline")).ok()?;
+        let is_it = line.split(|byte| *byte == 0).any(|part| part == argument.as_bytes());
+        is_it.then(|| std::fs::read_to_string(process.path().join("status")).ok())?
+    })
 }

@@ -114,8 +114,6 @@ pub(crate) struct Ended {
 pub(crate) enum Fate {
     /// The token was not in the row any more: somebody else has it.
     Lost,
-    /// Somebody else is changing the event just now: nothing was ended, to be said again.
-    Busy,
     /// The event is not settled by this.
     Open,
     /// Nothing is left to do of it.

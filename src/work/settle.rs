@@ -88,7 +88,9 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         if !error.trouble.may_pass() {
             if together == 1 && failures > HOPELESS_AFTER && error.trouble == Trouble::Statement {
                 // Its lease runs out, and it is tried again.
-                batch.drain(..1).for_each(|ended| shared.held.remove(&ended.attempt));
+                for ended in batch.drain(..1) {
+                    shared.held.remove(&ended.attempt);
+                }
                 shared.untold.fetch_sub(1, Ordering::Relaxed);
                 untold -= 1;
                 failures = 0;

@@ -97,11 +97,6 @@ impl Gateway {
         line.with_context(|| format!("no such line:\n{}", self.lines().join("\n")))
     }
 
-    /// Of the process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.process.child.id()
-    }
-
     /// Sends a signal.
     pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
         self.process.signal(signal)

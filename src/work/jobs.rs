@@ -112,6 +112,8 @@ pub(crate) struct Ended {
 /// What became of the event of an attempt that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
+    /// Somebody else is changing the event just now: nothing was ended, to be said again.
+    Busy,
     /// The token was not in the row any more: somebody else has it.
     Lost,
     /// The event is not settled by this.

@@ -32,6 +32,8 @@ const SHARE_FOR: Duration = Duration::from_secs(10);
 const SHARE_EVERY: Duration = Duration::from_secs(3);
 /// Most events that are taken ahead of their delivery.
 const AHEAD_MAX: usize = 256;
+/// Of so many that wait the longest, one tries a target that failed.
+const TRIED_AMONG: i32 = 1_000;
 /// While results wait to be told.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// After a statement of ours that failed.
@@ -252,6 +254,9 @@ impl Deliveries {
 
     /// Events that are worth being taken ahead: as many as are delivered in a tenth of a second.
     fn ahead_max(&self) -> usize {
+        if self.breaker.is_open() {
+            return 0;
+        }
         let (_, before, count) = self.speed;
         (before.max(count) / 10).min(AHEAD_MAX)
     }
@@ -273,11 +278,15 @@ impl Deliveries {
             Some(rate) => wanted.min(usize::try_from(rate).unwrap_or(usize::MAX).max(1)),
             None => wanted,
         };
+        // What tries a target that failed is one that has failed the least itself: the first may be what always fails.
+        let among = self.breaker.is_open().then_some(TRIED_AMONG);
         let (lease, since) = (self.shared.lease(), self.place.begin(now));
-        match self.shared.jobs.take(&self.queue, wanted, lease, since).await {
+        match self.shared.jobs.take(&self.queue, wanted, lease, since, among).await {
             Ok(taken) => {
                 self.failures = 0;
-                self.place.found(taken.first_due, taken.now);
+                if among.is_none() {
+                    self.place.found(taken.first_due, taken.now, Instant::now());
+                }
                 self.shared.buried(&self.queue, &taken.buried, None);
                 // Those that were buried stood before others.
                 self.rung = !taken.buried.is_empty() || taken.tasks.len() >= wanted;

@@ -100,6 +100,14 @@ pub struct Undelivered {
     pub word: &'static str,
 }
 
+impl Undelivered {
+    /// Whether the target is there and said so itself.
+    #[must_use]
+    pub fn is_answer(&self) -> bool {
+        self.word.starts_with("status_")
+    }
+}
+
 /// All labels of failures.
 pub const WORDS: [&str; 12] = [
     "timeout",

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 /// How long a target is left alone at first, and at most.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(10);
+/// At most, if it is there and answers: the event that tries it may be why, and others wait.
+const ANSWERED_PAUSE: Duration = Duration::from_secs(1);
 
 /// After enough failures in a row a target is left alone for a while; then one delivery tries it. If that is taken, the
 /// number of deliveries at once grows from there, by one with each success, so that all that waited does not come at once.
@@ -76,9 +78,9 @@ impl Breaker {
         self.pause = *PAUSE.start();
     }
 
-    /// `luck` from 0 to 1 shortens the pause by up to a half, so that gateways do not try together. Returns whether the
-    /// target is left alone from now on.
-    pub(super) fn failed(&mut self, now: Instant, luck: f64) -> bool {
+    /// `answered`: it said so itself. `luck` from 0 to 1 shortens the pause by up to a half, so that gateways do not try
+    /// together. Returns whether the target is left alone from now on.
+    pub(super) fn failed(&mut self, now: Instant, answered: bool, luck: f64) -> bool {
         match self.state {
             State::Closed { .. } => {
                 self.failures += 1;
@@ -90,7 +92,8 @@ impl Breaker {
             State::Trying => {}
         }
         let opened = matches!(self.state, State::Closed { .. });
-        self.state = State::Open { until: now + self.pause.mul_f64(1.0 - luck.clamp(0.0, 1.0) / 2.0) };
+        let pause = if answered { self.pause.min(ANSWERED_PAUSE) } else { self.pause };
+        self.state = State::Open { until: now + pause.mul_f64(1.0 - luck.clamp(0.0, 1.0) / 2.0) };
         self.pause = (self.pause * 2).min(*PAUSE.end());
         opened
     }
@@ -103,7 +106,7 @@ mod tests {
     fn opened(breaker: &mut Breaker, now: Instant) -> Instant {
         breaker.limit(now);
         for _ in 0..1_000 {
-            breaker.failed(now, 0.0);
+            breaker.failed(now, false, 0.0);
             if let Some(until) = breaker.opens_at() {
                 return until;
             }
@@ -115,12 +118,16 @@ mod tests {
     fn it_opens_after_failures_in_a_row_only() {
         let (mut breaker, now) = (Breaker::new(3), Instant::now());
         for _ in 0..10 {
-            assert!(!breaker.failed(now, 0.0));
-            assert!(!breaker.failed(now, 0.0));
+            assert!(!breaker.failed(now, false, 0.0));
+            assert!(!breaker.failed(now, false, 0.0));
             breaker.succeeded();
         }
         assert_eq!(breaker.limit(now), usize::MAX);
-        assert!(!breaker.failed(now, 0.0) && !breaker.failed(now, 0.0) && breaker.failed(now, 0.0));
+        assert!(
+            !breaker.failed(now, false, 0.0)
+                && !breaker.failed(now, false, 0.0)
+                && breaker.failed(now, false, 0.0)
+        );
         assert_eq!(breaker.limit(now), 0);
     }
 
@@ -153,18 +160,30 @@ mod tests {
     }
 
     #[test]
+    fn one_that_answers_is_tried_every_second() {
+        let (mut breaker, mut now) = (Breaker::new(1), Instant::now());
+        for _ in 0..9 {
+            breaker.limit(now);
+            breaker.failed(now, true, 0.0);
+            let until = breaker.opens_at().unwrap();
+            assert!(until - now <= ANSWERED_PAUSE);
+            now = until;
+        }
+    }
+
+    #[test]
     fn what_began_before_it_opened_changes_nothing() {
         let (mut breaker, now) = (Breaker::new(1), Instant::now());
         let until = opened(&mut breaker, now);
         breaker.succeeded();
-        assert!(!breaker.failed(now, 0.0));
+        assert!(!breaker.failed(now, false, 0.0));
         assert_eq!(breaker.opens_at(), Some(until));
     }
 
     #[test]
     fn luck_shortens_the_pause_by_half_at_most() {
         let (mut breaker, now) = (Breaker::new(1), Instant::now());
-        breaker.failed(now, 1.0);
+        breaker.failed(now, false, 1.0);
         assert_eq!(breaker.opens_at(), Some(now + Duration::from_millis(250)));
     }
 }

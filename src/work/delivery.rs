@@ -226,19 +226,19 @@ impl Deliveries {
         self.count(now);
         let retry = self.target.load().config.retry;
         let (ending, error, delay) = verdict(&task, result, retry);
-        match error.as_ref().map(|error| error.fault) {
+        match &error {
+            Some(error) if error.fault == Fault::Target => self.count_failure(now, error.is_answer()),
+            Some(error) if error.fault == Fault::Ours => {}
             // Whoever refuses an event is there.
-            None | Some(Fault::Message) => self.breaker.succeeded(),
-            Some(Fault::Target) => self.count_failure(now),
-            Some(Fault::Ours) => {}
+            _ => self.breaker.succeeded(),
         }
         self.shared.metrics.work.breaker(&self.queue, self.breaker.is_open());
         self.shared.metrics.work.attempted(&self.queue, error.as_ref().map_or("done", |error| error.word));
         self.shared.end(ended_as(task, ending, error, delay));
     }
 
-    fn count_failure(&mut self, now: Instant) {
-        if self.breaker.failed(now, rand::random()) {
+    fn count_failure(&mut self, now: Instant, answered: bool) {
+        if self.breaker.failed(now, answered, rand::random()) {
             warn!(queue = &*self.queue, "a target fails again and again: it is left alone for a while");
             self.give_back();
         }

@@ -173,7 +173,8 @@ impl Jobs {
     }
 
     /// Ends attempts; what became of each one's event, in order, and the history in which that is so.
-    pub(crate) async fn finish(&self, ended: &[Ended]) -> Result<Fates, JobsError> {
+    /// With `careful`, no lock of a job is waited for.
+    pub(crate) async fn finish(&self, ended: &[Ended], careful: bool) -> Result<Fates, JobsError> {
         let keys: Vec<&[u8]> = ended.iter().map(|ended| ended.attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = ended.iter().map(|ended| &*ended.attempt.queue).collect();
         let tokens: Vec<&str> = ended.iter().map(|ended| ended.attempt.token.as_str()).collect();
@@ -193,6 +194,7 @@ impl Jobs {
                     (&results, Type::TEXT_ARRAY),
                     (&errors, Type::TEXT_ARRAY),
                     (&delays, Type::INT8_ARRAY),
+                    (&careful, Type::BOOL),
                 ],
             )
             .await?;

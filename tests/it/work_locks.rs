@@ -7,6 +7,7 @@ use http::HeaderMap;
 use tokio_postgres::Client as Database;
 
 use super::harness::gateway::{Gateway, Start};
+use super::harness::load::{metric, until_metric};
 use super::harness::receiver::Receiver;
 use super::harness::scene::{Scene, deliver, event};
 use super::harness::wait::eventually;
@@ -145,5 +146,86 @@ async fn defaults_of_the_role_do_not_matter() -> Result<()> {
         assert_eq!(output.status.code(), Some(0), "{command:?}: {output:?}");
     }
     until(&database, "select from hapax.events where event_id = 'evt_1' and status = 'done'").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_target_that_is_taken_out_and_put_back_keeps_its_bound() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, slow_all().await?);
+    let target = receiver.target("orders");
+    let of = |with: bool| {
+        let mut keys =
+            vec!["server.reload_check = \"off\"", "work.poll = \"100ms\"", "target.orders.concurrency = 1"];
+        keys.extend(target.iter().map(String::as_str));
+        keys.push("source.plain.targets = [\"orders\"]");
+        if !with {
+            keys = vec!["server.reload_check = \"off\"", "work.poll = \"100ms\""];
+        }
+        scene.settings(&keys, "")
+    };
+    let mut gateway = Start::new(of(true)).start().await?;
+    deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?;
+    deliver(gateway.listen()?, "plain", &event("evt_2", "")).await?;
+    receiver.until(1).await?;
+    for with in [false, true] {
+        let label = "result=\"ok\"";
+        let before = metric(&gateway, "hapax_config_reloads_total", label).await?;
+        std::fs::write(gateway.config(), of(with))?;
+        gateway.signal(rustix::process::Signal::HUP)?;
+        until_metric(&gateway, "hapax_config_reloads_total", label, |count| count > before).await?;
+    }
+    receiver.until(2).await?;
+    until(&scene.database().await?, "select from hapax.events where status = 'done' having count(*) = 2")
+        .await?;
+    assert_eq!(receiver.peak(), 1);
+    Ok(())
+}
+
+/// A receiver that answers after three seconds.
+async fn slow_all() -> Result<Receiver> {
+    Receiver::answering(|_, _| (200, Duration::from_secs(3))).await
+}
+
+#[tokio::test]
+async fn replays_that_are_refused_and_functions_that_are_gone() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::start().await?);
+    let more = [
+        "source.stripe.targets = [\"orders\"]",
+        "source.stripe.on_error = \"park\"",
+        "source.stripe.retry_base = \"50ms\"",
+    ];
+    let gateway = gateway(&scene, &receiver, &more).await?;
+    let database = scene.database().await?;
+    let run = |arguments: &[&str]| {
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_hapax"));
+        let output = program.args(arguments).arg("--config").arg(gateway.config()).output()?;
+        anyhow::Ok((output.status.code(), format!("{output:?}")))
+    };
+    for id in ["evt_1", "evt_2"] {
+        assert_eq!(deliver(gateway.listen()?, "stripe", &event(id, "")).await?.status, 200);
+        until(&database, &format!("select from hapax.events where event_id = '{id}' and status = 'done'"))
+            .await?;
+    }
+    assert_eq!(receiver.log().len(), 2);
+    let refuse = "create or replace function fx.apply(e hapax.event) returns void language plpgsql as $$ begin \
+                  raise exception 'no' using errcode = 'HX001'; end $$";
+    database.batch_execute(refuse).await?;
+    let ran = run(&["events", "replay", "--source", "stripe", "--id", "evt_1"])?;
+    assert_eq!(ran.0, Some(0), "{ran:?}");
+    until(&database, "select from hapax.events where event_id = 'evt_1' and status = 'rejected'").await?;
+    let again = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
+    assert_eq!((again.status, again.outcome.as_str()), (200, "duplicate"));
+    database.batch_execute("alter function fx.apply(hapax.event) rename to applied").await?;
+    let ran = run(&["events", "replay", "--source", "stripe", "--id", "evt_2"])?;
+    assert_eq!(ran.0, Some(0), "{ran:?}");
+    until(&database, "select from hapax.events where event_id = 'evt_2' and status = 'failed'").await?;
+    let work = "create function fx.apply(e hapax.event) returns void language sql as $$ select $$";
+    database.batch_execute(work).await?;
+    until(&database, "select from hapax.events where event_id = 'evt_2' and status = 'done' and replay = 1")
+        .await?;
+    eventually(LONG, async || (receiver.log().len() == 3).then_some(())).await?;
+    let ids: std::collections::BTreeSet<String> =
+        receiver.log().iter().map(|delivery| delivery.header("webhook-id").to_owned()).collect();
+    assert_eq!(ids.len(), 3);
     Ok(())
 }

@@ -13,6 +13,7 @@ mod breaker;
 mod delivery;
 mod held;
 pub(crate) mod jobs;
+mod load;
 mod pace;
 mod parking;
 mod patience;

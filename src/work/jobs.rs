@@ -57,6 +57,13 @@ pub(crate) struct Task {
     pub(crate) replay: i32,
 }
 
+impl Task {
+    /// Of its body.
+    pub(crate) fn bytes(&self) -> usize {
+        self.content.as_ref().map_or(0, |content| content.bytes.len())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,

@@ -178,7 +178,9 @@ $$;
 --
 -- since: no job that is due earlier is looked for. While another session holds the xmin horizon, the index keeps an entry
 -- for each job that ever was due; a reader that knows that they are gone need not go over all of them each time.
-create function hapax.take_from(from_queue text, n integer, lease interval, since timestamptz)
+--
+-- among: not those that wait longest, but those tried the least among so many of them.
+create function hapax.take_from(from_queue text, n integer, lease interval, since timestamptz, among integer default null)
     returns table (task hapax.task, was_due timestamptz)
     -- Each a few rows by an index, whatever the statistics say of a table that was just filled or emptied. A way that is
     -- switched off costs so much that even a table of one row would be compiled.
@@ -190,6 +192,7 @@ declare
     -- A constant, or the index is read to the end of what is not due yet.
     clock constant timestamptz := clock_timestamp();
     found_rows tid[];
+    chosen tid[];
     keys bytea[];
     dues timestamptz[];
     spent bytea[];
@@ -197,15 +200,34 @@ declare
     given bigint;
 begin
     for round in 1..10 loop
-        select array_agg(f.ctid), array_agg(f.key), array_agg(f.due_at),
-               array_agg(f.key) filter (where f.attempts >= f.attempts_max)
-        into found_rows, keys, dues, spent
-        from (
-            select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
-            where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
-                and not (locked and j.attempts >= j.attempts_max)
-            order by j.due_at limit n for update skip locked
-        ) f;
+        if among is null then
+            select array_agg(f.ctid), array_agg(f.key), array_agg(f.due_at),
+                   array_agg(f.key) filter (where f.attempts >= f.attempts_max)
+            into found_rows, keys, dues, spent
+            from (
+                select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
+                where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
+                    and not (locked and j.attempts >= j.attempts_max)
+                order by j.due_at limit n for update skip locked
+            ) f;
+        else
+            chosen := array(
+                select f.ctid from (
+                    select j.ctid, j.attempts from hapax.job j
+                    where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
+                        and not (locked and j.attempts >= j.attempts_max)
+                    order by j.due_at limit among
+                ) f order by f.attempts, random() limit n);
+            select array_agg(f.ctid), array_agg(f.key), array_agg(f.due_at),
+                   array_agg(f.key) filter (where f.attempts >= f.attempts_max)
+            into found_rows, keys, dues, spent
+            from (
+                select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
+                -- It may have been taken meanwhile.
+                where j.ctid = any (chosen) and j.queue = from_queue and j.settled_at is null and j.due_at <= clock
+                for update skip locked
+            ) f;
+        end if;
         exit when dues is null;
         if spent is not null then
             return query

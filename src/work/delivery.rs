@@ -31,6 +31,8 @@ use crate::tasks::Beat;
 const SHARE_FOR: Duration = Duration::from_secs(10);
 /// How often it is asked for.
 const SHARE_EVERY: Duration = Duration::from_secs(3);
+/// Of so many that wait the longest, one tries a target that failed.
+const TRIED_AMONG: i32 = 1_000;
 /// While results wait to be told.
 const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// After a statement of ours that failed.
@@ -240,30 +242,37 @@ impl Deliveries {
         }
     }
 
+    fn ahead_max(&self) -> usize {
+        if self.breaker.is_open() { 0 } else { self.load.ahead_max() }
+    }
+
     /// Taken together, since each taking is a transaction: not before half of what may be ahead is used up.
     fn wants_more(&mut self, now: Instant) -> bool {
         if !self.rung || now < self.rest_until {
             return false;
         }
-        let (limit, ahead) = (self.limit(now), self.load.ahead_max());
+        let (limit, ahead) = (self.limit(now), self.ahead_max());
         let have = self.under_way + self.ahead.len();
         limit > 0 && have < limit + ahead.div_ceil(2)
     }
 
     async fn take(&mut self, now: Instant) {
-        let wanted =
-            (self.limit(now) + self.load.ahead_max()).saturating_sub(self.under_way + self.ahead.len());
+        let wanted = (self.limit(now) + self.ahead_max()).saturating_sub(self.under_way + self.ahead.len());
         let wanted = match self.target.load().config.rate {
             // No more than the rate lets begin while a lease is young.
             Some(rate) => wanted.min(usize::try_from(rate).unwrap_or(usize::MAX).max(1)),
             None => wanted,
         };
         let wanted = wanted.min(self.load.room());
+        // What tries a target that failed is one that has failed the least itself: the first may be what always fails.
+        let among = self.breaker.is_open().then_some(TRIED_AMONG);
         let (lease, since) = (self.shared.lease(), self.place.begin(now));
-        match self.shared.jobs.take(&self.queue, wanted, lease, since).await {
+        match self.shared.jobs.take(&self.queue, wanted, lease, since, among).await {
             Ok(taken) => {
                 self.failures = 0;
-                self.place.found(taken.first_due, taken.now);
+                if among.is_none() {
+                    self.place.found(taken.first_due, taken.now, Instant::now());
+                }
                 self.shared.buried(&self.queue, &taken.buried, None);
                 // Those that were buried stood before others.
                 self.rung = !taken.buried.is_empty() || taken.tasks.len() >= wanted;

@@ -162,6 +162,7 @@ impl Jobs {
         count: usize,
         lease: Duration,
         since: Option<Timestamp>,
+        among: Option<i32>,
     ) -> Result<Taken, JobsError> {
         let (count, lease) = (i32::try_from(count).unwrap_or(i32::MAX), millis(lease));
         let text = include_str!("../../sql/queries/take.sql");
@@ -173,6 +174,7 @@ impl Jobs {
                     (&count, Type::INT4),
                     (&lease, Type::INT8),
                     (&since, Type::TIMESTAMPTZ),
+                    (&among, Type::INT4),
                 ],
             )
             .await?;

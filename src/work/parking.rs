@@ -46,10 +46,10 @@ impl Parking {
             }
             let (now, lease) = (Instant::now(), self.shared.lease());
             let count = if self.source.load().parked.is_batched() { BATCH } else { 1 };
-            let tasks = match self.shared.jobs.take(&self.queue, count, lease, place.begin(now)).await {
+            let tasks = match self.shared.jobs.take(&self.queue, count, lease, place.begin(now), None).await {
                 Ok(taken) => {
                     failures = 0;
-                    place.found(taken.first_due, taken.now);
+                    place.found(taken.first_due, taken.now, Instant::now());
                     self.shared.buried(&self.queue, &taken.buried, None);
                     taken.tasks
                 }

@@ -184,3 +184,30 @@ async fn work_that_nobody_takes_is_told() -> Result<()> {
     assert!(!told.contains("events wait"), "{told}");
     Ok(())
 }
+
+/// Events that a target always fails on open its breaker, and stand first when it is tried: the others get their turn.
+#[tokio::test]
+async fn events_that_always_fail_do_not_stand_in_the_way_of_others() -> Result<()> {
+    let scene = Scene::new().await?;
+    let receiver = Receiver::answering(|headers, _| {
+        let poison = headers.get("hapax-event-id").is_some_and(|id| id.as_bytes().starts_with(b"poison"));
+        (if poison { 500 } else { 200 }, Duration::ZERO)
+    })
+    .await?;
+    let settings = ["target.orders.breaker_failures = 3", "target.orders.retry_base = \"5s\""];
+    let gateway = gateway(&scene, &[("orders", &receiver)], &settings).await?;
+    let bodies = |name: &str, count: usize| {
+        let name = name.to_owned();
+        (0..count).map(move |at| event(&format!("{name}_{at}"), "")).collect::<Vec<_>>()
+    };
+    // No delivery begins before all are there, in this order.
+    let locker = scene.database().await?;
+    locker.batch_execute("begin; lock table hapax.share in access exclusive mode").await?;
+    for bodies in [bodies("poison", 30), bodies("good", 60)] {
+        let answers = burst(gateway.listen()?, "plain", bodies).await?;
+        assert!(answers.iter().all(super::harness::scene::Answer::is_success));
+    }
+    locker.batch_execute("rollback").await?;
+    eventually(LONG, async || (receiver.taken().len() == 60).then_some(())).await?;
+    Ok(())
+}

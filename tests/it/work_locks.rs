@@ -105,7 +105,7 @@ async fn jobs_of_events_that_were_deleted_by_hand_are_given_up() -> Result<()> {
         until(&database, &of(id, "j.error is not null and j.token is null")).await?;
     }
     let gone = "begin; delete from hapax.ledger; \
-                update hapax.job set due_at = clock_timestamp() - interval '1 h', attempts = attempts_max; commit";
+                update hapax.job set due_at = clock_timestamp() - interval '1 s', attempts = attempts_max; commit";
     database.batch_execute(gone).await?;
     deliver(gateway.listen()?, "plain", &event("evt_5", "")).await?;
     until(&database, "select from hapax.events where event_id = 'evt_5' and status = 'done'").await?;

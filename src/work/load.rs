@@ -44,15 +44,14 @@ impl Load {
 
     /// How many to take.
     pub(super) fn room(&self) -> usize {
-        (BYTES / self.mean.max(1)).clamp(1, EVENTS_MAX)
+        BYTES.checked_div(self.mean).unwrap_or(EVENTS_MAX).clamp(1, EVENTS_MAX)
     }
 
     /// What was taken.
     pub(super) fn took(&mut self, bodies: impl Iterator<Item = usize>) {
-        let (bytes, events) = bodies.fold((0, 0), |(bytes, events), body| (bytes + body, events + 1));
-        if events > 0 {
-            self.mean = bytes / events;
-        }
+        let (bytes, events) =
+            bodies.fold((0_usize, 0_usize), |(bytes, events), body| (bytes + body, events + 1));
+        self.mean = bytes.checked_div(events).unwrap_or(self.mean);
     }
 }
 

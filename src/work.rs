@@ -13,6 +13,7 @@ mod breaker;
 mod delivery;
 mod held;
 pub(crate) mod jobs;
+mod load;
 mod pace;
 mod parking;
 mod patience;
@@ -69,6 +70,7 @@ struct Shared {
     /// The settings in use.
     config: watch::Receiver<Arc<Config>>,
     running: Mutex<BTreeMap<Arc<str>, Running>>,
+    turns: Mutex<BTreeMap<Arc<str>, Turn>>,
     metrics: Arc<Metrics>,
     tasks: Tasks,
 }
@@ -85,6 +87,8 @@ struct SourceNow {
     parked: Parked,
 }
 
+/// Held by the loop that delivers to a target.
+type Turn = Arc<tokio::sync::Mutex<()>>;
 type TargetInUse = Arc<ArcSwap<TargetNow>>;
 type SourceInUse = Arc<ArcSwap<SourceNow>>;
 
@@ -165,6 +169,7 @@ impl Workers {
             effects_at_once: Semaphore::new(connections.div_ceil(2)),
             config,
             running: Mutex::default(),
+            turns: Mutex::default(),
             metrics,
             tasks: tasks.clone(),
         });
@@ -247,14 +252,20 @@ impl Workers {
             Now::Pulled => Running::Pulled,
             Now::Target(now) => {
                 let in_use: TargetInUse = Arc::new(ArcSwap::new(now));
-                let target = Arc::clone(&in_use);
+                let (target, turn) = (Arc::clone(&in_use), self.shared.turn(queue));
                 drop(tasks.spawn_until(Arc::clone(queue), &cancel, move |beat| {
                     let (shared, queue) = (Arc::clone(&shared), Arc::clone(&name));
                     let deliveries =
                         Deliveries::new(Arc::clone(&shared), Arc::clone(&target), queue, Arc::clone(&bell));
-                    let name = Arc::clone(&name);
+                    let (name, turn) = (Arc::clone(&name), Arc::clone(&turn));
                     async move {
-                        deliveries.run(beat.clone()).await;
+                        tokio::select! {
+                            () = beat.cancelled() => return,
+                            turn = beat.waiting(turn.lock_owned()) => {
+                                deliveries.run(beat.clone()).await;
+                                drop(turn);
+                            }
+                        }
                         shared.flush(&name, &beat).await;
                     }
                 }));
@@ -303,6 +314,13 @@ impl Shared {
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A target that was taken out of the settings and is put back waits for what is still under way: its bound holds for
+    /// both together, and each counts its own only.
+    fn turn(&self, queue: &Arc<str>) -> Turn {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(turns.entry(Arc::clone(queue)).or_default())
     }
 
     /// An attempt ended; Postgres hears of it as soon as it can.

@@ -173,7 +173,8 @@ end
 $$;
 
 -- Takes up to n jobs of a queue that are due, the ones that wait longest first. What was taken attempts_max times and
--- never finished is dead, and given as a key without a token. Never waits for a lock.
+-- never finished is dead, and given as a key without a token; what belongs to no event any more is given up. Never waits for
+-- a lock, and neither that nor what is locked stands in the way of others.
 --
 -- since: no job that is due earlier is looked for. While another session holds the xmin horizon, the index keeps an entry
 -- for each job that ever was due; a reader that knows that they are gone need not go over all of them each time.
@@ -192,58 +193,75 @@ declare
     clock constant timestamptz := clock_timestamp();
     found_rows tid[];
     chosen tid[];
+    keys bytea[];
     dues timestamptz[];
     spent bytea[];
+    locked boolean := false;
+    given bigint;
 begin
-    if among is null then
-        select array_agg(f.ctid), array_agg(f.due_at), array_agg(f.key) filter (where f.attempts >= f.attempts_max)
-        into found_rows, dues, spent
-        from (
-            select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
-            where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
-            order by j.due_at limit n for update skip locked
-        ) f;
-    else
-        chosen := array(
-            select f.ctid from (
-                select j.ctid, j.attempts from hapax.job j
+    for round in 1..10 loop
+        if among is null then
+            select array_agg(f.ctid), array_agg(f.key), array_agg(f.due_at),
+                   array_agg(f.key) filter (where f.attempts >= f.attempts_max)
+            into found_rows, keys, dues, spent
+            from (
+                select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
                 where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
-                order by j.due_at limit among
-            ) f order by f.attempts, random() limit n);
-        select array_agg(f.ctid), array_agg(f.due_at), array_agg(f.key) filter (where f.attempts >= f.attempts_max)
-        into found_rows, dues, spent
-        from (
-            select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
-            -- It may have been taken meanwhile.
-            where j.ctid = any (chosen) and j.queue = from_queue and j.settled_at is null and j.due_at <= clock
-            for update skip locked
-        ) f;
-    end if;
-    if dues is null then
-        return;
-    end if;
-    if spent is not null then
+                    and not (locked and j.attempts >= j.attempts_max)
+                order by j.due_at limit n for update skip locked
+            ) f;
+        else
+            chosen := array(
+                select f.ctid from (
+                    select j.ctid, j.attempts from hapax.job j
+                    where j.queue = from_queue and j.state = 'pending' and j.due_at >= since and j.due_at <= clock
+                        and not (locked and j.attempts >= j.attempts_max)
+                    order by j.due_at limit among
+                ) f order by f.attempts, random() limit n);
+            select array_agg(f.ctid), array_agg(f.key), array_agg(f.due_at),
+                   array_agg(f.key) filter (where f.attempts >= f.attempts_max)
+            into found_rows, keys, dues, spent
+            from (
+                select j.ctid, j.due_at, j.key, j.attempts, j.attempts_max from hapax.job j
+                -- It may have been taken meanwhile.
+                where j.ctid = any (chosen) and j.queue = from_queue and j.settled_at is null and j.due_at <= clock
+                for update skip locked
+            ) f;
+        end if;
+        exit when dues is null;
+        if spent is not null then
+            return query
+            select row(null, null, null, null, u.key, null, null, null, null, null, null, null, null, null)::hapax.task, dues[1]
+            from unnest(hapax.bury(from_queue, spent)) as u(key);
+        end if;
         return query
-        select row(null, null, null, null, u.key, null, null, null, null, null, null, null, null, null)::hapax.task, dues[1]
-        from unnest(hapax.bury(from_queue, spent)) as u(key);
-    end if;
-    return query
-    with taken as (
-        update hapax.job j
-        set token = gen_random_uuid(), due_at = clock_timestamp() + lease, attempts = j.attempts + 1
-        where j.ctid = any (found_rows) and j.attempts < j.attempts_max
-        returning j.key, j.token, j.attempts, j.replay
-    )
-    select row(l.source, l.scope, l.event_id, l.event_type, l.key, coalesce(k.item, b.item), l.digest,
-               coalesce(k.body, b.body), coalesce(k.headers, b.headers), l.received_at,
-               coalesce(k.provider_time, b.provider_time), t.attempts, t.replay, t.token)::hapax.task,
-           dues[1]
-    from taken t
-        join hapax.ledger l on l.key = t.key
-        left join hapax.body_kept k on k.key = t.key
-        left join lateral (
-            select b.* from hapax.body b where k.key is null and b.received_at = l.received_at and b.key = l.key limit 1
-        ) b on true;
+        with taken as (
+            update hapax.job j
+            set token = gen_random_uuid(), due_at = clock_timestamp() + lease, attempts = j.attempts + 1
+            where j.ctid = any (found_rows) and j.attempts < j.attempts_max
+            returning j.key, j.token, j.attempts, j.replay
+        )
+        select row(l.source, l.scope, l.event_id, l.event_type, l.key, coalesce(k.item, b.item), l.digest,
+                   coalesce(k.body, b.body), coalesce(k.headers, b.headers), l.received_at,
+                   coalesce(k.provider_time, b.provider_time), t.attempts, t.replay, t.token)::hapax.task,
+               dues[1]
+        from taken t
+            join hapax.ledger l on l.key = t.key
+            left join hapax.body_kept k on k.key = t.key
+            left join lateral (
+                select b.* from hapax.body b where k.key is null and b.received_at = l.received_at and b.key = l.key limit 1
+            ) b on true;
+        get diagnostics given = row_count;
+        if given < cardinality(keys) then
+            -- Of events whose rows somebody deleted by hand.
+            update hapax.job j
+            set state = 'discarded', settled_at = clock_timestamp(), token = null, error = 'its event is gone'
+            where j.key = any (keys) and j.queue = from_queue and not exists (select from hapax.ledger l where l.key = j.key);
+        end if;
+        exit when given > 0;
+        locked := exists (
+            select from hapax.job j where j.key = any (spent) and j.queue = from_queue and j.settled_at is null);
+    end loop;
 end
 $$;
 
@@ -255,8 +273,11 @@ $$;
 --
 -- Where somebody else holds an event's row, mine is null and nothing is changed, to be told again: a program that
 -- pulls may hold one for as long as its own transaction takes, and results for other events do not wait for it.
+--
+-- careful: the same where somebody else holds the job's row alone, which nobody does for long but by hand.
 create function hapax.finish(keys bytea[], queues text[], tokens uuid[], results text[], errors text[],
-    delays_ms bigint[], out mine boolean[], out events text[], out digests bytea[], out generation bytea)
+    delays_ms bigint[], careful boolean default false,
+    out mine boolean[], out events text[], out digests bytea[], out generation bytea)
     -- As in hapax.take_from.
     language plpgsql volatile set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
     set enable_hashjoin = off set enable_mergejoin = off set jit = off as
@@ -264,6 +285,7 @@ $$
 #variable_conflict use_variable
 declare
     locked bytea[];
+    unlocked bigint[];
     ended bytea[];
     refused bytea[];
     settled record;
@@ -278,6 +300,18 @@ begin
         mine := array(
             select case when u.key = any (locked) or l.key is null then false end
             from unnest(keys) with ordinality as u(key, at) left join hapax.ledger l on l.key = u.key order by u.at);
+    end if;
+    if careful then
+        unlocked := array(
+            select u.at
+            from unnest(keys, queues, tokens) with ordinality as u(key, queue, token, at)
+                join hapax.job j on j.key = u.key and j.queue = u.queue and j.token = u.token
+            for update of j skip locked);
+        mine := array(
+            select case when u.at = any (unlocked) or j.key is null then u.mine end
+            from unnest(keys, queues, tokens, mine) with ordinality as u(key, queue, token, mine, at)
+                left join hapax.job j on j.key = u.key and j.queue = u.queue and j.token = u.token
+            order by u.at);
     end if;
     for settled in
         with given as (

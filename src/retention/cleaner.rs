@@ -133,7 +133,8 @@ impl<'a> Cleaner<'a> {
         holds: bool,
     ) -> Result<Vec<Row>, Ended> {
         let begin = format!(
-            "begin; set local lock_timeout = {}; set local statement_timeout = {}; set local synchronous_commit = off",
+            "begin isolation level read committed, read write; set local lock_timeout = {}; set local statement_timeout = {}; \
+             set local synchronous_commit = off",
             LOCK_TIMEOUT.as_millis(),
             statement_timeout.as_millis()
         );

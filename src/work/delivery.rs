@@ -18,6 +18,7 @@ use tracing::warn;
 use super::backoff::backoff;
 use super::breaker::Breaker;
 use super::jobs::{Ended, Ending, JobsError, Task};
+use super::load::Load;
 use super::pace::Pace;
 use super::place::Place;
 use super::{Shared, TargetInUse};
@@ -30,8 +31,6 @@ use crate::tasks::Beat;
 const SHARE_FOR: Duration = Duration::from_secs(10);
 /// How often it is asked for.
 const SHARE_EVERY: Duration = Duration::from_secs(3);
-/// Most events that are taken ahead of their delivery.
-const AHEAD_MAX: usize = 256;
 /// Of so many that wait the longest, one tries a target that failed.
 const TRIED_AMONG: i32 = 1_000;
 /// While results wait to be told.
@@ -57,13 +56,12 @@ pub(super) struct Deliveries {
     share: Share,
     breaker: Breaker,
     pace: Pace,
+    load: Load,
     place: Place,
     /// There may be something to take.
     rung: bool,
     /// Nothing is taken before.
     rest_until: Instant,
-    /// Deliveries that ended in the second that began then: how fast this goes.
-    speed: (Instant, usize, usize),
     failures: u32,
 }
 
@@ -90,10 +88,10 @@ impl Deliveries {
             share: Share { slots: 0, until: now, ask_at: now },
             breaker,
             pace: Pace::new(now),
+            load: Load::new(now),
             place: Place::default(),
             rung: false,
             rest_until: now,
-            speed: (now, 0, 0),
             failures: 0,
         }
     }
@@ -223,7 +221,7 @@ impl Deliveries {
         let now = Instant::now();
         self.under_way = self.under_way.saturating_sub(1);
         self.shared.metrics.work.under_way(&self.queue, self.under_way);
-        self.count(now);
+        self.load.ended(now);
         let retry = self.target.load().config.retry;
         let (ending, error, delay) = verdict(&task, result, retry);
         match &error {
@@ -244,21 +242,8 @@ impl Deliveries {
         }
     }
 
-    fn count(&mut self, now: Instant) {
-        let (since, before, count) = &mut self.speed;
-        if now.saturating_duration_since(*since) >= Duration::from_secs(1) {
-            (*since, *before, *count) = (now, *count, 0);
-        }
-        *count += 1;
-    }
-
-    /// Events that are worth being taken ahead: as many as are delivered in a tenth of a second.
     fn ahead_max(&self) -> usize {
-        if self.breaker.is_open() {
-            return 0;
-        }
-        let (_, before, count) = self.speed;
-        (before.max(count) / 10).min(AHEAD_MAX)
+        if self.breaker.is_open() { 0 } else { self.load.ahead_max() }
     }
 
     /// Taken together, since each taking is a transaction: not before half of what may be ahead is used up.
@@ -278,6 +263,7 @@ impl Deliveries {
             Some(rate) => wanted.min(usize::try_from(rate).unwrap_or(usize::MAX).max(1)),
             None => wanted,
         };
+        let wanted = wanted.min(self.load.room());
         // What tries a target that failed is one that has failed the least itself: the first may be what always fails.
         let among = self.breaker.is_open().then_some(TRIED_AMONG);
         let (lease, since) = (self.shared.lease(), self.place.begin(now));
@@ -290,6 +276,7 @@ impl Deliveries {
                 self.shared.buried(&self.queue, &taken.buried, None);
                 // Those that were buried stood before others.
                 self.rung = !taken.buried.is_empty() || taken.tasks.len() >= wanted;
+                self.load.took(taken.tasks.iter().map(Task::bytes));
                 for task in taken.tasks {
                     self.shared.held.add(task.attempt.clone(), now);
                     self.ahead.push_back(task);

@@ -57,6 +57,13 @@ pub(crate) struct Task {
     pub(crate) replay: i32,
 }
 
+impl Task {
+    /// Of its body.
+    pub(crate) fn bytes(&self) -> usize {
+        self.content.as_ref().map_or(0, |content| content.bytes.len())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) bytes: Bytes,
@@ -175,7 +182,8 @@ impl Jobs {
     }
 
     /// Ends attempts; what became of each one's event, in order, and the history in which that is so.
-    pub(crate) async fn finish(&self, ended: &[Ended]) -> Result<Fates, JobsError> {
+    /// With `careful`, no lock of a job is waited for.
+    pub(crate) async fn finish(&self, ended: &[Ended], careful: bool) -> Result<Fates, JobsError> {
         let keys: Vec<&[u8]> = ended.iter().map(|ended| ended.attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = ended.iter().map(|ended| &*ended.attempt.queue).collect();
         let tokens: Vec<&str> = ended.iter().map(|ended| ended.attempt.token.as_str()).collect();
@@ -195,6 +203,7 @@ impl Jobs {
                     (&results, Type::TEXT_ARRAY),
                     (&errors, Type::TEXT_ARRAY),
                     (&delays, Type::INT8_ARRAY),
+                    (&careful, Type::BOOL),
                 ],
             )
             .await?;

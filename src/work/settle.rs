@@ -37,6 +37,7 @@ pub(super) async fn run(shared: Arc<Shared>, results: Results, beat: Beat) {
     let (waiting, batch) = &mut *results;
     loop {
         beat.alive();
+        let careful = !batch.is_empty();
         if batch.is_empty() {
             if beat.waiting(waiting.recv_many(batch, BATCH)).await == 0 {
                 return;
@@ -46,24 +47,25 @@ pub(super) async fn run(shared: Arc<Shared>, results: Results, beat: Beat) {
             let more = std::iter::from_fn(|| waiting.try_recv().ok());
             batch.extend(more.take(BATCH));
         }
-        tell(&shared, batch, &beat).await;
+        tell(&shared, batch, careful, &beat).await;
         if !batch.is_empty() {
             tokio::time::sleep(BUSY_PAUSE).await;
         }
     }
 }
 
-/// Tells all; those stay whose events are busy.
-async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
+/// Tells all; those stay whose events are busy. `careful`: some were before.
+async fn tell(shared: &Shared, batch: &mut Vec<Ended>, careful: bool, beat: &Beat) {
     let mut pause = *PAUSE.start();
     let mut failures: u32 = 0;
     // All together; one by one after a failure that may be because of one of them.
     let mut together = batch.len();
+    let mut careful = careful;
     // From the front; those after them are busy.
     let mut untold = batch.len();
     while untold > 0 {
         let part = batch.get(..together.min(untold)).unwrap_or_default();
-        let error = match shared.jobs.finish(part).await {
+        let error = match shared.jobs.finish(part, careful).await {
             Ok((fates, generation)) => {
                 let told = fates.len();
                 let ended: Vec<Ended> = batch.drain(..told).collect();
@@ -85,7 +87,10 @@ async fn tell(shared: &Shared, batch: &mut Vec<Ended>, beat: &Beat) {
         if failures.is_power_of_two() {
             warn!(cause = error.cause, results = untold, failures, "results of attempts cannot be told yet");
         }
-        if !error.trouble.may_pass() {
+        if error.trouble == Trouble::Locked {
+            // A job is locked by hand: the others do not wait for it. If it is the table, all wait.
+            careful = true;
+        } else if !error.trouble.may_pass() {
             if together == 1 && failures > HOPELESS_AFTER && error.trouble == Trouble::Statement {
                 // Its lease runs out, and it is tried again.
                 for ended in batch.drain(..1) {

@@ -42,4 +42,5 @@ mod tiers;
 mod tls;
 mod token;
 mod verify;
+mod work_locks;
 mod workers;

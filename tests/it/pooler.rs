@@ -2,11 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use hapax::dev::PostgresOptions;
 
 use crate::harness::load::{LIMIT, burst};
+use crate::harness::receiver::Receiver;
 use crate::harness::scene::{PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
@@ -91,5 +93,45 @@ async fn sessions_that_change_with_each_transaction_do_not_matter() -> Result<()
     // Ten of the rounds went to two sources, which are two events each.
     assert_eq!(found.effects.values().sum::<i64>(), 20 * 16 + 10 * 16);
     assert_eq!(found.effects.len(), ids.len());
+    Ok(())
+}
+
+#[tokio::test]
+async fn deliveries_and_parked_effects_need_no_session_either() -> Result<()> {
+    let receiver =
+        Receiver::answering(|_, before| (if before % 3 == 0 { 500 } else { 200 }, Duration::ZERO)).await?;
+    let postgres = private_postgres(PostgresOptions::default()).await?;
+    let mut scene = Scene::on(&postgres, stores::redis().url()).await?;
+    let direct = scene.stores.postgres_url.clone();
+    let bouncer = Bouncer::start(&direct).await?;
+    scene.stores.postgres_url = postgres.url_at(bouncer.address, &scene.stores.database);
+    let target = receiver.target("orders");
+    let mut settings: Vec<&str> = PATIENT.iter().copied().chain(target.iter().map(String::as_str)).collect();
+    settings.extend([
+        "postgres.transaction_pooler = true",
+        "fast_tier.prefix = \"pooler:\"",
+        "source.plain.targets = [\"orders\"]",
+        "source.stripe.on_error = \"park\"",
+        "source.stripe.retry_base = \"20ms\"",
+        "work.poll = \"100ms\"",
+    ]);
+    let (one, two) = (scene.gateway(&settings).await?, scene.gateway(&settings).await?);
+    scene.stores.postgres_url = direct;
+    let bodies = |more: &str| (0..40).map(|at| event(&format!("evt_{at}"), more)).collect::<Vec<_>>();
+    burst(one.listen()?, "plain", bodies("")).await?;
+    burst(two.listen()?, "stripe", bodies("\"do\":\"raise\"")).await?;
+    let database = scene.database().await?;
+    let done = async |source: &str| {
+        let query = "select from hapax.events where source = $1 and status = 'done' having count(*) = 40";
+        let is_done = async || (!database.query(query, &[&source]).await.ok()?.is_empty()).then_some(());
+        eventually(LIMIT, is_done).await.with_context(|| source.to_owned())
+    };
+    done("plain").await?;
+    assert!(receiver.taken().values().all(|times| *times == 1), "{:?}", receiver.taken());
+    let fix = "create or replace function fx.apply(e hapax.event) returns void language sql as \
+               $$ insert into fx.effect (source, event_id) values (e.source, e.event_id) $$";
+    database.batch_execute(fix).await?;
+    done("stripe").await?;
+    assert!(scene.found().await?.effects.values().all(|times| *times == 1));
     Ok(())
 }

@@ -37,6 +37,9 @@ use proof::Ledger;
 use report::Report;
 use stage::Stages;
 
+/// Stands for standard output.
+const STDOUT: &str = "-";
+
 /// What to send, how fast, how oddly, and what to prove of it.
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
@@ -150,7 +153,7 @@ pub fn run(options: &Options) -> Result<(), Exit> {
     match try_run(options) {
         Ok(told) => told.map_or(Ok(()), Err),
         Err(exit) => {
-            if options.json.as_deref().is_some_and(|path| path == Path::new("-")) {
+            if options.json.as_deref().is_some_and(|path| path == Path::new(STDOUT)) {
                 say(json!({ "error": { "code": exit.code, "message": exit.message } }))?;
             }
             Err(exit)
@@ -162,6 +165,13 @@ pub fn run(options: &Options) -> Result<(), Exit> {
 type Told = Option<Exit>;
 
 fn try_run(options: &Options) -> Result<Told, Exit> {
+    for path in
+        [&options.json, &options.svg].into_iter().flatten().filter(|path| path.as_path() != Path::new(STDOUT))
+    {
+        // Before the load, not after it.
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(|error| Exit::settings(format!("cannot write {}: {error}", path.display())))?;
+    }
     let config = load(&options.config)?;
     let plan = Arc::new(Plan::of(options, &config)?);
     machine::allow_open_files(plan.connections)?;

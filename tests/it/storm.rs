@@ -251,7 +251,8 @@ async fn clients_that_go_away_lose_nothing() -> Result<()> {
 #[tokio::test]
 async fn events_with_targets_and_parked_ones_are_judged_by_what_was_promised() -> Result<()> {
     let scene = Scene::new().await?;
-    let receiver = Receiver::start().await?;
+    // It takes nothing: events stay open after their effect.
+    let receiver = Receiver::answering(|_, _| (503, Duration::ZERO)).await?;
     let mut overrides = receiver.target("orders");
     overrides.push("source.stripe.targets = [\"orders\"]".to_owned());
     overrides.push("source.other.on_error = \"park\"".to_owned());
@@ -259,6 +260,7 @@ async fn events_with_targets_and_parked_ones_are_judged_by_what_was_promised() -
     let targets = run(&gateway, "stripe", "--rate 200 --duration 1s --duplicates 2").await?;
     targets.assert_proved()?;
     assert_eq!((targets.number("/proof/rows"), targets.number("/proof/effects")), (100, 100));
+    assert_eq!(targets.number("/proof/done"), 0);
     scene.database().await?.batch_execute("alter table fx.effect add check (false) not valid").await?;
     let parked = run(&gateway, "other", "--rate 100 --duration 1s").await?;
     parked.assert_proved()?;
@@ -457,6 +459,16 @@ async fn what_cannot_be_done_is_said_before_anything_is_sent() -> Result<()> {
             run.errors
         );
     }
+    let nowhere = Storm::start(&gateway, "stripe", "--svg /nowhere/at/all.svg")?.end().await?;
+    assert!(nowhere.code == Some(64) && nowhere.errors.contains("cannot write"), "{}", nowhere.errors);
+    let few = format!(
+        "ulimit -n 100 && exec {} storm --config {} --source stripe --to http://{to}/ --connections 99",
+        env!("CARGO_BIN_EXE_hapax"),
+        gateway.config().display()
+    );
+    let few = Command::new("sh").args(["-c", &few]).output().await?;
+    let said = String::from_utf8_lossy(&few.stderr).into_owned();
+    assert!(few.status.code() == Some(64) && said.contains("100 open files are allowed"), "{said}");
     let wrong = Storm::spawn(&gateway, to, "stripe", "", &["--effects", "select nothing from nowhere"])?
         .end()
         .await?;

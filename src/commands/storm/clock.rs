@@ -186,3 +186,65 @@ impl Clock {
         self.queue().slip
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(requests: u64) -> Clock {
+        let mix =
+            Mix { seed: 1, copies: 1, parallel: 1, hot: false, mismatch: 0, disconnect: 0, drop_answers: 0 };
+        let second = Duration::from_secs(1);
+        Clock::new(Pace::constant(1000.0, second / 1000, second), mix, requests)
+    }
+
+    #[test]
+    fn requests_are_due_by_number_and_come_again_after_their_pause() {
+        let clock = clock(3);
+        let told = std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| {
+                let mut told = None;
+                clock.keep_time(|open| told = Some(open));
+                told
+            });
+            let lane = scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    for request in 0..3 {
+                        let delivery = clock.next().await.unwrap();
+                        let due = clock.began + Duration::from_millis(request);
+                        assert_eq!(delivery, Delivery { due, request, attempt: 0 });
+                        assert_eq!(clock.is_measured(due), request > 0);
+                        let pause = (request == 1).then(|| Duration::from_millis(20));
+                        let before = Instant::now();
+                        assert_eq!(clock.finish(delivery, pause), request == 1);
+                        if let Some(pause) = pause {
+                            let again = clock.queue().later.peek().unwrap().0;
+                            assert!(again.due >= before + pause && again.attempt == 1 && again.request == 1);
+                        }
+                    }
+                    let again = clock.next().await.unwrap();
+                    assert!(again.due <= Instant::now() && (again.request, again.attempt) == (1, 1));
+                    clock.finish(again, None);
+                    assert_eq!(clock.next().await, None);
+                });
+            });
+            lane.join().unwrap();
+            keeper.join().unwrap()
+        });
+        assert!(told.is_some_and(|open| (1..=3).contains(&open)));
+    }
+
+    #[tokio::test]
+    async fn what_is_stopped_ends_with_what_is_under_way() {
+        let clock = clock(1000);
+        clock.queue().released = 3;
+        clock.ready.add_permits(3);
+        let under_way = clock.next().await.unwrap();
+        clock.stop();
+        assert_eq!(clock.queue().open, 1);
+        assert!(!clock.finish(under_way, Some(Duration::ZERO)));
+        assert_eq!(clock.next().await, None);
+        clock.keep_time(|_| {});
+    }
+}

@@ -44,6 +44,11 @@ impl Plan {
             }
             None => address(config, &options.source),
         };
+        if url.starts_with("https://") {
+            return Err(Exit::settings(
+                "--to: https is not offered: give the gateway's own address, http://host:port/path",
+            ));
+        }
         let target = Target::parse(&url).map_err(Exit::settings)?;
         let batch = batch(options, source.scheme.is_batch(), source.batch_items_max)?;
         let recipe = Recipe::new(source, key, target, (batch, options.body));

@@ -21,6 +21,7 @@ use super::Exit;
 use super::fates::{Fate, Fates, Mark};
 use super::lane::lock;
 use super::plan::Plan;
+use super::stage::bar;
 use crate::commands::connect;
 use crate::config::{self, Config};
 use crate::db;
@@ -115,11 +116,20 @@ impl<'c> Ledger<'c> {
         let snapshot = session.build_transaction().read_only(true);
         let snapshot = snapshot.isolation_level(tokio_postgres::IsolationLevel::RepeatableRead).start();
         let snapshot = snapshot.await.map_err(|error| said(&error))?;
+        // However large the ledger is, and however long its pages take here.
+        let patient = "set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0";
+        snapshot.batch_execute(patient).await.map_err(|error| said(&error))?;
         let (source, prefix) = (&*plan.recipe.source().name, plan.recipe.prefix());
         let parameters: [(&(dyn ToSql + Sync), Type); 3] =
             [(&self.since, Type::TIMESTAMPTZ), (&source, Type::TEXT), (&prefix, Type::TEXT)];
         open_cursor(&snapshot, ROWS, &parameters).await.map_err(|error| said(&error))?;
-        read_cursor(&snapshot, |row| reading.row(&mut fates, row)).await?;
+        let bar = bar("proof", fates.len());
+        read_cursor(&snapshot, |row| {
+            bar.inc(1);
+            reading.row(&mut fates, row)
+        })
+        .await?;
+        bar.finish_and_clear();
         if let Some(query) = &self.effects {
             reading.proof.effects = Some(0);
             let opened = open_cursor(&snapshot, query, &[(&prefix, Type::TEXT)]).await;

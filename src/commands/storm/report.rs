@@ -13,7 +13,7 @@ use super::plot;
 use super::proof::Proof;
 use super::stage::{Measured, Stages};
 use super::tally::{LATE_AFTER, micros};
-use super::{Exit, Options};
+use super::{Exit, Options, STDOUT};
 use crate::commands::{complain, say};
 
 /// All of it.
@@ -37,7 +37,7 @@ impl Report<'_> {
         }
         let table = self.table(measured).join("\n");
         match &options.json {
-            Some(path) if path == Path::new("-") => {
+            Some(path) if path == Path::new(STDOUT) => {
                 complain(&table);
                 say(self.json(measured))
             }

@@ -117,7 +117,7 @@ impl Stages {
             plan: Arc::clone(&self.plan),
             tally: Mutex::new(Tally::new(interval)?),
             fates: Arc::clone(&self.fates),
-            bar: bar(requests),
+            bar: bar("storm", requests),
             clock: Clock::new(pace, *mix, requests),
             requests,
             first_unit,
@@ -154,9 +154,9 @@ fn measured(load: Arc<Load>, pace: Pace, took: Duration) -> Result<Measured, Exi
 }
 
 /// On standard error, if that is a terminal.
-fn bar(requests: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("storm {bar:40} {pos}/{len} {per_sec} {eta}");
-    let bar = ProgressBar::new(requests);
+pub(super) fn bar(name: &'static str, length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} {per_sec} {eta}");
+    let bar = ProgressBar::new(length).with_message(name);
     match style {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,

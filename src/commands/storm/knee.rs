@@ -76,7 +76,12 @@ fn limit(measured: &Measured, options: &Options) -> Option<String> {
     } else if p99 > p99_max {
         Some(format!("p99 is {:.1} ms, above {:.1} ms", us_to_ms(p99), us_to_ms(p99_max)))
     } else if measured.late * 10_000 > counts.sent * u64::from(options.late_max) {
-        Some(format!("the schedule was not kept: {} of {} requests began late", measured.late, counts.sent))
+        Some(format!(
+            "the schedule was not kept: {} of {} requests began late, {} of them because this tool was",
+            measured.late,
+            counts.sent,
+            measured.slip.requests.min(measured.late)
+        ))
     } else {
         None
     }

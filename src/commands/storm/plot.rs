@@ -34,7 +34,10 @@ fn over_time(text: &mut String, points: &[Point]) {
     let most = points.iter().map(|point| point.max_us).max().unwrap_or(1);
     let least = points.iter().map(|point| point.p50_us).min().unwrap_or(1);
     let scale = Scale::new(0.0, least, most);
-    scale.frame(text, "latency over time: p50, p99 and the longest of each interval");
+    scale.frame(text, "latency over time, by when the answer came");
+    for ((name, colour), x) in ["p50", "p99", "longest"].into_iter().zip(COLOURS).zip([700.0, 750.0, 800.0]) {
+        element(text, &format!("<text x=\"{x}\" y=\"20\" fill=\"{colour}\">{name}</text>"));
+    }
     let end = points.last().map_or(1, |point| point.at_ms.max(1));
     let x = |at_ms: u64| LEFT + (WIDTH - LEFT - RIGHT) * us_to_ms(at_ms) / us_to_ms(end);
     let curves: [fn(&Point) -> u64; 3] = [|point| point.p50_us, |point| point.p99_us, |point| point.max_us];

@@ -203,7 +203,7 @@ impl Reading<'_> {
         let of = [0, 1].into_iter().filter(known).max_by_key(|variant| fate.has(Mark::Sent(*variant)));
         let Some(variant) = of else {
             fate.add(Mark::Strange);
-            self.breach(id, "the ledger has a row with the digest of a body that was not sent");
+            self.breach(id, "the ledger has a row whose id and digest are of no body that was sent");
             return Ok(());
         };
         let is_second = fate.has(Mark::Row(variant))

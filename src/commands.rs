@@ -12,6 +12,7 @@ pub mod ready;
 pub mod retain;
 pub mod send;
 pub mod serve;
+pub mod storm;
 pub mod verify;
 
 use std::fmt::Display;

@@ -71,6 +71,8 @@ enum Command {
     Dev(commands::dev::Options),
     /// Sign an event and send it.
     Send(commands::send::Options),
+    /// Send a load that does not wait for answers, and prove what came of it.
+    Storm(Box<commands::storm::Options>),
     /// List the presets, or show one with what is known of the provider.
     Providers(commands::providers::Options),
     /// Tell why a request is accepted or refused, or run a file of test vectors.
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Command::Retain(options) => commands::retain::run(&options),
         Command::Dev(options) => commands::dev::run(&options),
         Command::Send(options) => commands::send::run(&options),
+        Command::Storm(options) => commands::storm::run(&options),
         Command::Providers(options) => commands::providers::run(&options),
         Command::Verify(options) => commands::verify::run(&options),
     };

@@ -67,6 +67,25 @@ impl Target {
     }
 }
 
+/// A request as it stands on the wire.
+#[must_use]
+pub fn raw_request(target: &Target, headers: &[(HeaderName, HeaderValue)], body: &[u8]) -> Vec<u8> {
+    let mut request = Vec::new();
+    let mut line = |bytes: &[u8]| {
+        request.extend_from_slice(bytes);
+        request.extend_from_slice(b"\r\n");
+    };
+    line(format!("POST {} HTTP/1.1", target.path()).as_bytes());
+    line(format!("Host: {}", target.authority()).as_bytes());
+    for (name, value) in headers {
+        line(&[name.as_str().as_bytes(), b": ", value.as_bytes()].concat());
+    }
+    line(format!("Content-Length: {}", body.len()).as_bytes());
+    line(b"");
+    request.extend_from_slice(body);
+    request
+}
+
 /// What came back.
 #[derive(Debug)]
 pub struct Answer {
@@ -99,6 +118,11 @@ impl Connection {
             drop(connection.await);
         }));
         Ok(Self { sender, target: target.clone() })
+    }
+
+    /// Waits until it can take a request; `false` if it cannot any more.
+    pub async fn is_ready(&mut self) -> bool {
+        self.sender.ready().await.is_ok()
     }
 
     /// Posts once and reads the whole answer.

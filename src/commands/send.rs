@@ -11,8 +11,9 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Method};
 use serde::Serialize;
 
-use super::client::{Answer, Connection, Target, reachable};
+use super::client::{Answer, Connection, Target, raw_request, reachable};
 use super::{Exit, load, no_provider, runtime, say};
+use crate::config::{Config, Source};
 use crate::provider::{Key, Scheme};
 use crate::sign::{Draft, PRIVATE_KEY, Signed, fresh_id, sign_for};
 
@@ -157,7 +158,7 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
 }
 
 /// What a provider sends is JSON or a form.
-fn content_type(body: &[u8]) -> &'static str {
+pub(super) fn content_type(body: &[u8]) -> &'static str {
     match body.trim_ascii_start().first() {
         Some(b'{' | b'[') => "application/json",
         _ => "application/x-www-form-urlencoded",
@@ -176,12 +177,8 @@ struct Signer {
 fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
     let Some(path) = &options.config else { return Err(Exit::settings("--source needs --config FILE")) };
     let config = load(path)?;
-    let Some(source) = config.sources.get(name) else {
-        let known: Vec<&str> = config.sources.keys().map(String::as_str).collect();
-        return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
-    };
-    let key = source.keys.first().ok_or_else(|| no_key(name, &source.scheme))?;
-    let url = format!("http://{}/in/{name}", reachable(config.server.listen));
+    let (source, key) = source_and_key(&config, name)?;
+    let url = address(&config, name);
     Ok(Signer {
         scheme: Arc::clone(&source.scheme),
         key: key.clone(),
@@ -189,6 +186,24 @@ fn of_source(options: &Options, name: &str) -> Result<Signer, Exit> {
         claims: source.claims.clone(),
         url: Some(url),
     })
+}
+
+/// A source of the settings, and what signs for it.
+///
+/// # Errors
+/// There is none.
+pub(super) fn source_and_key<'c>(config: &'c Config, name: &str) -> Result<(&'c Arc<Source>, &'c Key), Exit> {
+    let Some(source) = config.sources.get(name) else {
+        let known: Vec<&str> = config.sources.keys().map(String::as_str).collect();
+        return Err(Exit::settings(format!("no source {name:?}; there are: {}", known.join(", "))));
+    };
+    let key = source.keys.first().ok_or_else(|| no_key(name, &source.scheme))?;
+    Ok((source, key))
+}
+
+/// Where the gateway of these settings takes a source's requests.
+pub(super) fn address(config: &Config, name: &str) -> String {
+    format!("http://{}/in/{name}", reachable(config.server.listen))
 }
 
 fn no_key(name: &str, scheme: &Scheme) -> Exit {
@@ -252,19 +267,7 @@ fn sample(scheme: &Scheme, id: &str, whole: bool) -> Result<Bytes, Exit> {
 
 fn print_request(sender: &Sender) -> Result<(), Exit> {
     let signed = sender.sign()?;
-    let mut request = Vec::new();
-    let mut line = |bytes: &[u8]| {
-        request.extend_from_slice(bytes);
-        request.extend_from_slice(b"\r\n");
-    };
-    line(format!("POST {} HTTP/1.1", sender.target.path()).as_bytes());
-    line(format!("Host: {}", sender.target.authority()).as_bytes());
-    for (name, value) in &signed.headers {
-        line(&[name.as_str().as_bytes(), b": ", value.as_bytes()].concat());
-    }
-    line(format!("Content-Length: {}", sender.body.len()).as_bytes());
-    line(b"");
-    request.extend_from_slice(&sender.body);
+    let request = raw_request(&sender.target, &signed.headers, &sender.body);
     let mut out = std::io::stdout();
     out.write_all(&request).and_then(|()| out.flush()).map_err(Exit::software)
 }

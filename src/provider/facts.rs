@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::settings::{Table, nearest};
+use crate::settings::{Table, nearest, parse_duration, show_duration};
 
 use super::place::Place;
 use super::signature::{SaidHash, SigRule, TsRule};
@@ -22,6 +22,8 @@ const KEYS: [&str; 6] =
 pub struct Facts {
     /// How long the provider retries by itself.
     pub retry_window: Option<Duration>,
+    /// The pauses before its second attempt, its third, and so on; empty where nobody says them.
+    pub retry_schedule: Vec<Duration>,
     /// How long an operator can resend by hand.
     pub resend_window: Option<Duration>,
     /// How long the provider waits for an answer.
@@ -87,6 +89,7 @@ impl Default for Facts {
     fn default() -> Self {
         Self {
             retry_window: None,
+            retry_schedule: Vec::new(),
             resend_window: None,
             answer_deadline: None,
             body_max: None,
@@ -107,6 +110,7 @@ impl Facts {
     pub(super) fn read(table: &mut Table) -> Self {
         let facts = Self {
             retry_window: table.duration("retry_window"),
+            retry_schedule: read_schedule(table),
             resend_window: table.duration("resend_window"),
             answer_deadline: table.duration("answer_deadline"),
             body_max: table.size("body_max"),
@@ -122,6 +126,7 @@ impl Facts {
         if !facts.retries && facts.retry_window.is_some() {
             table.error("retry_window", "contradicts retries = false: drop one of them");
         }
+        check_schedule(table, &facts);
         for name in facts.unchecked.iter().filter(|name| !table.has(name)) {
             table.error("unchecked", format!("{name:?} is not stated in this table"));
         }
@@ -148,6 +153,35 @@ impl Facts {
         }
         self.binds = binds;
         self.id_signed = stated.unwrap_or(covered);
+    }
+}
+
+/// The first pause may be none.
+fn read_schedule(table: &mut Table) -> Vec<Duration> {
+    let mut pauses = Vec::new();
+    for text in table.texts("retry_schedule").unwrap_or_default() {
+        match parse_duration(&text) {
+            Some(pause) => pauses.push(pause),
+            None => table.error(
+                "retry_schedule",
+                format!("{text:?} is not a duration: give the pauses, as in [\"5s\", \"5m\", \"2h\"]"),
+            ),
+        }
+    }
+    pauses
+}
+
+/// The window is what retention is held against: a schedule that outlasts it would make duplicates look new.
+fn check_schedule(table: &Table, facts: &Facts) {
+    let lasts: Duration = facts.retry_schedule.iter().sum();
+    if !facts.retries && table.has("retry_schedule") {
+        table.error("retry_schedule", "contradicts retries = false: drop one of them");
+    } else if let Some(window) = facts.retry_window.filter(|window| lasts > *window) {
+        let (lasts, window) = (show_duration(lasts), show_duration(window));
+        table.error(
+            "retry_schedule",
+            format!("lasts {lasts}, longer than retry_window = {window}: correct one of them"),
+        );
     }
 }
 
@@ -264,6 +298,9 @@ mod tests {
             ("id_signed = true", "is false by what sign and id say"),
             ("timestamp_per_attempt = true", "about the table ts"),
             ("unknown = [\"body_mx\"]", "did you mean \"body_max\"?"),
+            ("retry_schedule = [\"5\"]", "give the pauses"),
+            ("retry_window = \"1h\"\nretry_schedule = [\"0s\", \"2h\"]", "lasts 2h, longer than"),
+            ("retries = false\nretry_schedule = [\"5s\"]", "contradicts retries = false"),
             ("unknown = [\"body_max\"]\nbody_max = \"1MiB\"", "is stated in this table"),
         ] {
             assert!(messages(more).contains(wanted), "{more}: {}", messages(more));

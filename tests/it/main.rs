@@ -38,6 +38,7 @@ mod retention;
 mod rust_effect;
 mod sdk;
 mod stop;
+mod storm;
 mod tiers;
 mod tls;
 mod token;

@@ -138,7 +138,6 @@ fn settings(scene: &Scene, target: &Target) -> String {
         &concurrency,
         "target.chaos.allow_private = true",
         "target.chaos.timeout = \"1s\"",
-        // Tens of poison events, which come due before all others, would open it, and try it in vain again and again.
         "target.chaos.retry_base = \"100ms\"",
         "target.chaos.retry_max = \"3s\"",
         "work.lease = \"4s\"",

@@ -111,7 +111,9 @@ impl Batch {
         let items = vec![None::<i32>; count];
         let locks = vec![None::<&str>; count];
         let (group, one_by_one, budget_ms, effect_follows) = (None::<&str>, false, 1000_i64, false);
-        let parameters: [&(dyn ToSql + Sync); 21] = [
+        let (job_at, job_queues, job_attempts) = (Vec::<i32>::new(), Vec::<&str>::new(), Vec::<i32>::new());
+        let parks = vec![None::<i32>; count];
+        let parameters: [&(dyn ToSql + Sync); 26] = [
             &keys,
             &tokens,
             &digests,
@@ -133,6 +135,12 @@ impl Batch {
             &"on",
             &budget_ms,
             &effect_follows,
+            &job_at,
+            &job_queues,
+            &job_attempts,
+            &parks,
+            // Nothing has failed before.
+            &locks,
         ];
         let (begun, row, committed) = join!(
             client.batch_execute(BEGIN),

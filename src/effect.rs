@@ -78,7 +78,8 @@ pub trait Effect: Send + Sync {
     ///
     /// # Errors
     /// [`EffectError::reject`] refuses the event for good: it is recorded as `rejected` and answered 2xx. Any other error
-    /// rolls it back and is answered 503, so that the provider sends it again.
+    /// rolls it back and is answered 503, so that the provider sends it again; with `on_error = "park"` the event is kept, and
+    /// the effect is tried again here.
     async fn apply(&self, event: &Event<'_>, handle: &mut Handle<'_>) -> Result<(), EffectError>;
 }
 
@@ -108,9 +109,9 @@ pub struct Event<'a> {
     pub received_at: Timestamp,
     /// When the provider says it happened.
     pub provider_time: Option<Timestamp>,
-    /// For later versions: 1.
+    /// Which try of the effect it is, from 1; more than that of a parked event.
     pub attempt: i32,
-    /// For later versions: 0.
+    /// How often an operator had it replayed.
     pub replay: i32,
 }
 
@@ -169,7 +170,7 @@ impl EffectError {
         Self(Kind::Rejected(cause.into()))
     }
 
-    /// Fails the event: rolled back, answered 503, sent again by the provider. The cause goes to the log: nothing of the
+    /// Fails the event: rolled back, and sent again by the provider, or parked. The cause goes to the log: nothing of the
     /// body should be in it.
     #[must_use]
     pub fn fail(cause: impl Into<String>) -> Self {

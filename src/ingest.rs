@@ -299,10 +299,13 @@ impl View {
         let recorded = self.record(metrics, source, event, deadline, how).await;
         times.record = started.elapsed();
         metrics.recorded(times.record);
-        if let (false, Some(lease)) = (has_marker(&recorded), lease) {
+        // A marker takes the lease's place. Without one (nothing is committed, or a redelivery is to reach Postgres), nobody
+        // waits for a lease of a delivery that has ended.
+        let marked = matches!(recorded, Ok((_, true)));
+        if let (false, Some(lease)) = (marked, lease) {
             self.tier.release(&event.tier_key(), lease).await;
         }
-        recorded
+        recorded.map(|(outcome, _)| outcome)
     }
 
     /// The items of a batch, each an event of its own: what is not known to be done is recorded together. Items take no
@@ -325,9 +328,12 @@ impl View {
         metrics.claimed(times.claim);
         let started = Instant::now();
         let results = join_all(events.iter().zip(done).map(async |(event, done)| {
-            let result = match done.and_then(|(committed, tier)| recognised(event, committed, tier)) {
-                Some(outcome) => Ok(outcome),
-                None => self.record(metrics, source, event, deadline, How::Batched).await,
+            let known = done.and_then(|(committed, tier)| recognised(event, committed, tier));
+            let result = if let Some(outcome) = known {
+                Ok(outcome)
+            } else {
+                let recorded = self.record(metrics, source, event, deadline, How::Batched).await;
+                recorded.map(|(outcome, _)| outcome)
             };
             (event.identified, result)
         }));
@@ -337,7 +343,7 @@ impl View {
         Ok(Outcome::Batch(Arc::new(Tally::of(source, results))))
     }
 
-    /// record → settle
+    /// record → settle. Also whether a marker takes the place of the delivery's lease.
     async fn record(
         &self,
         metrics: &Metrics,
@@ -345,7 +351,7 @@ impl View {
         event: &Arc<Event>,
         deadline: Instant,
         how: How,
-    ) -> Delivered {
+    ) -> Result<(Outcome, bool), Failure> {
         let recorded = self.recorder.record(source, event, deadline, how).await;
         if recorded.as_ref().is_err_and(|error| error.code == Code::SignatureReused) {
             metrics.signature_reused("refuse");
@@ -375,7 +381,8 @@ impl View {
             Standing::Failed | Standing::Rearmed => self.tier.forget(&key),
         }
         self.announce(source, event, &outcome, recorded.standing());
-        Ok(outcome)
+        let marked = matches!(recorded.standing(), Standing::Settled | Standing::Open);
+        Ok((outcome, marked))
     }
 }
 
@@ -583,11 +590,6 @@ fn refused_handshake(code: Code) -> Failure {
 /// watched, only Postgres can say whose it is.
 fn recognised(event: &Event, committed: ShortDigest, tier: Tier) -> Option<Outcome> {
     (committed == ShortDigest::of(event.stamp())).then_some(Outcome::Duplicate(tier))
-}
-
-/// Whether a marker stands in the place of the delivery's lease.
-fn has_marker(delivered: &Delivered) -> bool {
-    !matches!(delivered, Err(_) | Ok(Outcome::Parked | Outcome::Rearmed))
 }
 
 fn not_recorded(error: RecordError) -> Failure {

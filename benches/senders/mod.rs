@@ -98,7 +98,10 @@ pub(crate) async fn rate(senders: &mut [Senders], time: Duration) -> Result<f64>
 /// Sorts them; the one in the middle.
 pub(crate) fn median(numbers: &mut [f64]) -> Result<f64> {
     numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().context("no rounds")
+    let middle = |at: usize| numbers.get(at).copied().context("no rounds");
+    // Of an even number of rounds, the two in the middle.
+    let (low, high) = (numbers.len().saturating_sub(1) / 2, numbers.len() / 2);
+    Ok(f64::midpoint(middle(low)?, middle(high)?))
 }
 
 pub(crate) fn say(text: &str) -> Result<()> {

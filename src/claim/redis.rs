@@ -26,6 +26,8 @@ use crate::tasks::{Beat, Tasks};
 use crate::{config, tls};
 
 const TOO_LATE: &str = "no answer within fast_tier.timeout";
+/// Ends a done marker.
+const FORGET: &str = include_str!("forget.lua");
 /// Markers in one write.
 const SETTLE_BATCH: usize = 256;
 /// Markers that may wait to be written; beyond it they are left out, which costs a question to Postgres each.
@@ -353,7 +355,7 @@ impl Link {
         let mut waiting = waiting.lock().await;
         let mut batch = Vec::with_capacity(SETTLE_BATCH);
         while beat.waiting(waiting.recv_many(&mut batch, SETTLE_BATCH)).await > 0 {
-            let Some(Used { mut connection, number, .. }) = self.live() else {
+            let Some(Used { mut connection, abilities, number }) = self.live() else {
                 self.metrics.marker_dropped(batch.len());
                 batch.clear();
                 continue;
@@ -367,7 +369,9 @@ impl Link {
             for Settled { key, marker, .. } in &batch {
                 match marker {
                     Some((marker, ttl_ms)) => pipe.cmd("SET").arg(key).arg(marker).arg("PX").arg(*ttl_ms),
-                    None => pipe.cmd("DEL").arg(key),
+                    // Where it is refused, as a release is, what stands there runs out.
+                    None if !abilities.scripts => continue,
+                    None => pipe.cmd("EVAL").arg(FORGET).arg(1).arg(key),
                 };
                 pipe.ignore();
             }

@@ -182,3 +182,34 @@ async fn a_rust_effect_is_parked_too() -> Result<()> {
     assert_eq!(scene.found().await?.effects.get("evt_2"), Some(&1));
     Ok(())
 }
+
+/// A delivery of a failed event under another body is a mismatch: nothing is armed, and no lease stays behind to be waited for.
+#[tokio::test]
+async fn a_mismatch_of_a_failed_event_leaves_no_lease() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway =
+        gateway(&scene, &["source.stripe.retry_base = \"1h\"", "fast_tier.lease = \"10m\""]).await?;
+    assert!(is(&deliver(gateway.listen()?, "stripe", &event("evt_1", r#""do":"raise""#)).await?, "parked"));
+    let other = deliver(gateway.listen()?, "stripe", &event("evt_1", r#""do":"raise","n":2"#)).await?;
+    assert!(is(&other, "mismatch") && !other.rearmed, "{other:?}");
+    assert_eq!(scene.markers().await?.len(), 0, "the answer comes after the release");
+    Ok(())
+}
+
+/// What ends a done marker ends no lease: that belongs to a delivery under way.
+#[tokio::test]
+async fn ending_a_marker_ends_nobodys_lease() -> Result<()> {
+    let (scene, script) = (Scene::new().await?, include_str!("../../src/claim/forget.lua"));
+    let mut redis = scene.redis().await?;
+    for (value, gone) in [("L abc", 0), ("D abcdefgh AAAAAAAA", 1), ("else", 0)] {
+        let key = scene.redis_key("stripe", value);
+        redis::cmd("SET").arg(&key).arg(value).query_async::<()>(&mut redis).await?;
+        let deleted: i64 = redis::cmd("EVAL").arg(script).arg(1).arg(&key).query_async(&mut redis).await?;
+        assert_eq!(deleted, gone, "{value}");
+    }
+    let key = scene.redis_key("stripe", "list");
+    redis::cmd("LPUSH").arg(&key).arg("x").query_async::<()>(&mut redis).await?;
+    let deleted: i64 = redis::cmd("EVAL").arg(script).arg(1).arg(&key).query_async(&mut redis).await?;
+    assert_eq!(deleted, 0);
+    Ok(())
+}

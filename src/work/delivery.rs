@@ -270,12 +270,14 @@ impl Deliveries {
         match self.shared.jobs.take(&self.queue, wanted, lease, since, among).await {
             Ok(taken) => {
                 self.failures = 0;
-                if among.is_none() {
-                    self.place.found(taken.first_due, taken.now, Instant::now());
-                }
+                let full = taken.tasks.len() >= wanted;
+                let more = match among {
+                    None => self.place.found(taken.first_due, full, taken.now, Instant::now()),
+                    Some(_) => full,
+                };
                 self.shared.buried(&self.queue, &taken.buried, None);
                 // Those that were buried stood before others.
-                self.rung = !taken.buried.is_empty() || taken.tasks.len() >= wanted;
+                self.rung = more || !taken.buried.is_empty();
                 self.load.took(taken.tasks.iter().map(Task::bytes));
                 for task in taken.tasks {
                     self.shared.held.add(task.attempt.clone(), now);

@@ -46,29 +46,31 @@ impl Parking {
             }
             let (now, lease) = (Instant::now(), self.shared.lease());
             let count = if self.source.load().parked.is_batched() { BATCH } else { 1 };
-            let tasks = match self.shared.jobs.take(&self.queue, count, lease, place.begin(now), None).await {
-                Ok(taken) => {
-                    failures = 0;
-                    place.found(taken.first_due, taken.now, Instant::now());
-                    self.shared.buried(&self.queue, &taken.buried, None);
-                    taken.tasks
-                }
-                Err(error) => {
-                    failures += 1;
-                    if failures.is_power_of_two() {
-                        let cause = error.cause;
-                        warn!(queue = &*self.queue, cause, failures, "parked events cannot be taken");
+            let (tasks, more) =
+                match self.shared.jobs.take(&self.queue, count, lease, place.begin(now), None).await {
+                    Ok(taken) => {
+                        failures = 0;
+                        let full = taken.tasks.len() >= count;
+                        let more = place.found(taken.first_due, full, taken.now, Instant::now());
+                        self.shared.buried(&self.queue, &taken.buried, None);
+                        (taken.tasks, more)
                     }
-                    sleep(OWN_TROUBLE).await;
-                    continue;
-                }
-            };
-            // There may be more.
-            rung = !tasks.is_empty();
+                    Err(error) => {
+                        failures += 1;
+                        if failures.is_power_of_two() {
+                            let cause = error.cause;
+                            warn!(queue = &*self.queue, cause, failures, "parked events cannot be taken");
+                        }
+                        sleep(OWN_TROUBLE).await;
+                        continue;
+                    }
+                };
+            // Others may have come meanwhile.
+            rung = more || !tasks.is_empty();
             for task in &tasks {
                 self.shared.held.add(task.attempt.clone(), now);
             }
-            if rung {
+            if !tasks.is_empty() {
                 self.try_all(tasks).await;
             }
         }

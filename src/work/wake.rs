@@ -131,7 +131,7 @@ async fn look_once(
     for seen in &seen {
         let Some(queue) = queues.iter().find(|queue| ***queue == *seen.queue) else { continue };
         if let Some(place) = places.get_mut(queue) {
-            place.found(seen.first_due, seen.now, Instant::now());
+            place.found(seen.first_due, false, seen.now, Instant::now());
         }
         let lag = seen.first_due.map_or(Duration::ZERO, |due| seen.now.duration_since(due).unsigned_abs());
         shared.metrics.work.looked(queue, whole.then_some(seen.waiting), lag);

@@ -32,7 +32,7 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 
 use crate::measure::{StoresWanted, Timing};
-use crate::plan::Extent;
+use crate::plan::{Extent, Wanted};
 use crate::role::Role;
 
 /// Measures hapax side by side with what else could be run.
@@ -57,6 +57,9 @@ struct Arguments {
     /// Only workloads whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Only these servers, divided by commas; a ratio needs both of its own.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    servers: Vec<String>,
     /// Where the stores' folder is made; must not be on tmpfs. Default: the system's place for temporary files.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -110,7 +113,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     let extent = arguments.extent();
     let timing = arguments.timing(extent)?;
-    let cases = plan::cases(extent, arguments.only.as_deref());
+    let wanted = Wanted { only: arguments.only.as_deref(), servers: &arguments.servers };
+    let cases = plan::cases(extent, wanted);
     let stores = StoresWanted { folder: arguments.dir.clone(), connections: arguments.connections };
     runtime.block_on(measure::all(&cases, &timing, stores))
 }

@@ -73,7 +73,7 @@ pub(crate) async fn all(cases: &[Case], timing: &Timing, stores: StoresWanted) -
     for round in 1..=timing.rounds {
         report::say(&format!("round {round} of {}", timing.rounds))?;
         for case in cases {
-            for server in order(case.servers, round) {
+            for server in order(&case.servers, round) {
                 let number = runs.len() as u64;
                 let run = one(&mut scene, timing, &case.workload, server, (round, number)).await?;
                 report::progress(&run)?;

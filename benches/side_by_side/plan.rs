@@ -86,7 +86,7 @@ pub(crate) struct Workload {
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
-    pub(crate) servers: &'static [Server],
+    pub(crate) servers: Vec<Server>,
 }
 
 /// How much is measured.
@@ -108,24 +108,32 @@ pub(crate) const IDLE: &str = "idle";
 
 const KIB: usize = 1 << 10;
 
-const fn case(
-    name: &'static str,
-    mix: Mix,
-    connections: usize,
-    kib: usize,
-    servers: &'static [Server],
-) -> Case {
-    Case { workload: Workload { name, mix, connections, body_bytes: kib * KIB }, servers }
+fn case(name: &'static str, mix: Mix, connections: usize, kib: usize, servers: &'static [Server]) -> Case {
+    Case { workload: Workload { name, mix, connections, body_bytes: kib * KIB }, servers: servers.to_vec() }
 }
 
-/// The cases of an extent whose workload's name contains `only`.
-pub(crate) fn cases(extent: Extent, only: Option<&str>) -> Vec<Case> {
+/// What of an extent is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Workloads whose name contains this.
+    pub(crate) only: Option<&'a str>,
+    /// These servers; all if there are none.
+    pub(crate) servers: &'a [String],
+}
+
+/// The cases of an extent that are wanted.
+pub(crate) fn cases(extent: Extent, wanted: Wanted<'_>) -> Vec<Case> {
     let mut cases = match extent {
         Extent::Quick => quick(),
         Extent::Core => core(),
         Extent::All => core().into_iter().chain(large_bodies()).collect(),
     };
-    cases.retain(|case| only.is_none_or(|text| case.workload.name.contains(text)));
+    for case in &mut cases {
+        let of = wanted.servers;
+        case.servers.retain(|server| of.is_empty() || of.iter().any(|name| name == server.name()));
+    }
+    let named = |case: &Case| wanted.only.is_none_or(|text| case.workload.name.contains(text));
+    cases.retain(|case| named(case) && !case.servers.is_empty());
     cases
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn servers(cases: &[Case], runs: &[Run]) -> String {
             "req/s", "(min-max)", "p50 us", "p99 us", "server", "pg", "redis", "load", "tx", "WAL B", "redis"
         );
         text.push_str(&row);
-        for server in case.servers {
+        for server in &case.servers {
             text.push_str(&line(*server, workload.name, runs).unwrap_or_default());
         }
         text.push('\n');

@@ -11,10 +11,10 @@ use std::convert::Infallible;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, Timeouts,
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolBuilder, PoolError, RecyclingMethod, Runtime, Timeouts,
 };
 use tokio::sync::mpsc;
 use tokio_postgres::Client;
@@ -38,6 +38,7 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (5, "work", include_str!("../sql/migrations/0005_work.sql")),
     (6, "retention", include_str!("../sql/migrations/0006_retention.sql")),
     (7, "replay", include_str!("../sql/migrations/0007_replay.sql")),
+    (9, "session", include_str!("../sql/migrations/0009_session.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.
@@ -128,9 +129,16 @@ pub fn describe(error: &tokio_postgres::Error) -> String {
 #[must_use]
 pub fn describe_pool(error: &PoolError) -> String {
     match error {
-        PoolError::Backend(error) => describe(error),
+        PoolError::Backend(error) => not_connected(error),
         other => other.to_string(),
     }
+}
+
+/// Why there is no connection.
+fn not_connected(error: &tokio_postgres::Error) -> String {
+    let refused = [Some(&SqlState::PROTOCOL_VIOLATION), Some(&SqlState::FEATURE_NOT_SUPPORTED)];
+    let advice = if refused.contains(&error.code()) { format!(": {POOLER}") } else { String::new() };
+    format!("{}{advice}", describe(error))
 }
 
 /// A pool as recording uses it. Making it connects to nothing.
@@ -148,18 +156,68 @@ pub fn pool(settings: &config::Postgres) -> anyhow::Result<Pool> {
 /// What is wrong with the DSN.
 pub fn pool_when(settings: &config::Postgres, ready: Arc<AtomicBool>) -> anyhow::Result<Pool> {
     let servers = Servers::parse(settings)?;
+    // A pooler hands sessions round, and may refuse to be told how one is to begin.
+    if settings.transaction_pooler {
+        return Ok(pool_of(servers, settings, settings.connections, ready).build()?);
+    }
+    let statement_timeout = settings.statement_timeout;
+    let servers = servers.beginning_with(&session_options(statement_timeout));
+    let began = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
+        Box::pin(async move {
+            let found = client.query_typed_one(STATEMENT_TIMEOUT, &[]).await.map_err(HookError::Backend)?;
+            let found: i64 = found.try_get(0).map_err(HookError::Backend)?;
+            let is_so = u128::try_from(found).is_ok_and(|found| found == statement_timeout.as_millis());
+            is_so
+                .then_some(())
+                .ok_or_else(|| HookError::message(format!("its sessions begin otherwise: {POOLER}")))
+        })
+    });
+    Ok(pool_of(servers, settings, settings.connections, ready).post_create(began).build()?)
+}
+
+/// As [`pool_when`], as workers use it.
+///
+/// # Errors
+/// What is wrong with the DSN.
+pub fn work_pool(config: &config::Config, ready: Arc<AtomicBool>) -> anyhow::Result<Pool> {
+    Ok(pool_of(Servers::parse(&config.postgres)?, &config.postgres, config.work.connections, ready)
+        .build()?)
+}
+
+fn pool_of(
+    servers: Servers,
+    settings: &config::Postgres,
+    connections: usize,
+    ready: Arc<AtomicBool>,
+) -> PoolBuilder {
     let limit = servers.limit();
     let manager_config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = Manager::from_connect(tokio_postgres::Config::new(), servers, manager_config);
     let timeouts =
         Timeouts { wait: Some(settings.record_timeout), create: Some(limit), recycle: Some(limit) };
-    let builder = Pool::builder(manager).max_size(settings.connections).runtime(Runtime::Tokio1);
+    let builder = Pool::builder(manager).max_size(connections).runtime(Runtime::Tokio1);
     let gate = Hook::sync_fn(move |_, _| {
         let ready = ready.load(Ordering::Relaxed);
         ready.then_some(()).ok_or_else(|| HookError::message("the database is not ready; the log says why"))
     });
-    Ok(builder.timeouts(timeouts).post_create(gate).build()?)
+    builder.timeouts(timeouts).post_create(gate)
 }
+
+/// What a statement finds that is a transaction by itself. A backend whose gateway is gone looks at its socket once a second,
+/// so that an effect that will not end ends with it.
+fn session_options(statement_timeout: Duration) -> String {
+    format!(
+        "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
+         -c client_connection_check_interval=1s -c statement_timeout={}ms",
+        statement_timeout.as_millis()
+    )
+}
+
+/// In milliseconds. A proxy may have kept to itself how the session was to begin.
+const STATEMENT_TIMEOUT: &str =
+    "select (extract(epoch from current_setting('statement_timeout')::interval) * 1000)::bigint";
+/// What to do then.
+const POOLER: &str = "if a proxy stands between, say postgres.transaction_pooler = true";
 
 /// A connection outside of the pool, for heartbeat, migrations, readiness. Dropping it closes the connection, even if
 /// an answer is still to come.
@@ -188,8 +246,13 @@ impl DerefMut for Session {
 /// # Errors
 /// Why no server could be connected to; of the last one tried.
 pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
-    let connected = Servers::parse(settings)?.connect().await;
-    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(describe(&error)))?;
+    let mut servers = Servers::parse(settings)?;
+    if !settings.transaction_pooler {
+        // A proxy that refuses this would refuse those that record.
+        servers = servers.beginning_with("-c default_transaction_read_only=off");
+    }
+    let connected = servers.connect().await;
+    let (client, connection) = connected.map_err(|error| anyhow::anyhow!(not_connected(&error)))?;
     Ok(Session { client, _connection: AbortOnDropHandle::new(connection) })
 }
 

@@ -185,7 +185,9 @@ impl Lane {
         effect: &Effect,
     ) -> Result<Self, UnknownEffects> {
         let (queue, incoming) = mpsc::channel(settings.queue_events);
-        let writer = Arc::new(Writer::new(shared.pool.clone(), settings, effect, &shared.effects)?);
+        let writer =
+            Writer::new(shared.pool.clone(), settings, effect, &shared.effects, shared.session_timeout)?;
+        let writer = Arc::new(writer);
         // Outside of the loop's lives, so that the events that wait in it outlast a failure.
         let incoming = Arc::new(Mutex::new(incoming));
         let parts = (Arc::clone(&writer), settings.clone(), Arc::clone(&shared.metrics));
@@ -222,6 +224,8 @@ pub struct Recorder {
 #[derive(Clone)]
 struct Shareable {
     pool: Pool,
+    /// What the pool's sessions begin with; none where they are not told.
+    session_timeout: Option<Duration>,
     effects: Effects,
     queue_bytes: Arc<Semaphore>,
     metrics: Arc<Metrics>,
@@ -249,7 +253,9 @@ impl Recorder {
     ) -> Result<Self, UnknownEffects> {
         let queue_bytes = byte_budget(settings.queue_bytes);
         let (pool, metrics, tasks) = (pool.clone(), Arc::clone(metrics), tasks.clone());
-        let shared = Shareable { pool, effects: effects.clone(), queue_bytes, metrics, tasks };
+        let session_timeout = (!settings.transaction_pooler).then_some(settings.statement_timeout);
+        let effects = effects.clone();
+        let shared = Shareable { pool, session_timeout, effects, queue_bytes, metrics, tasks };
         Self::with(shared, settings, sources, None)
     }
 

@@ -155,8 +155,7 @@ fn start_workers(
     metrics: &Arc<Metrics>,
     tasks: &Tasks,
 ) -> anyhow::Result<Workers> {
-    let connections = config.work.connections;
-    let pool = db::pool_when(&config::Postgres { connections, ..config.postgres.clone() }, schema_ready)?;
+    let pool = db::work_pool(config, schema_ready)?;
     let tuned = || tier.tuned(&config.fast_tier);
     let workers = Workers::start(pool, current, Arc::new(tuned()), effects, Arc::clone(metrics), tasks);
     workers.take_up(workers.prepare(config, tuned())?);

@@ -75,6 +75,15 @@ impl Servers {
         Ok(Self { each, tls, timeout: settings.connect_timeout })
     }
 
+    /// Sessions begin with these, whatever the role's or the database's own are, and `reset all` comes back to them.
+    pub(super) fn beginning_with(mut self, options: &str) -> Self {
+        for server in &mut self.each {
+            let own = server.get_options().unwrap_or_default();
+            server.options(format!("{own} {options}"));
+        }
+        self
+    }
+
     /// How long it takes at most to try them all.
     pub(super) fn limit(&self) -> Duration {
         self.timeout * u32::try_from(self.each.len()).unwrap_or(u32::MAX)

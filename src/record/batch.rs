@@ -231,6 +231,8 @@ pub(super) struct Writer {
     pub(super) commit_mode: &'static str,
     /// Whether a transaction-pooling proxy stands between.
     pooler: bool,
+    /// The `statement_timeout` that sessions of the pool begin with, and come back to after each batch.
+    session_timeout: Option<Duration>,
 }
 
 impl Writer {
@@ -239,6 +241,7 @@ impl Writer {
         settings: &config::Postgres,
         effect: &Effect,
         effects: &Effects,
+        session_timeout: Option<Duration>,
     ) -> Result<Self, UnknownEffects> {
         let (function, rust, group, batched) = match effect {
             Effect::None | Effect::Pull => (None, None, None, true),
@@ -254,6 +257,7 @@ impl Writer {
             commit_timeout: settings.commit_timeout,
             commit_mode: settings.synchronous_commit.as_str(),
             pooler: settings.transaction_pooler,
+            session_timeout,
         })
     }
 
@@ -332,7 +336,9 @@ impl Writer {
         Ok(Unclean(Some(client)))
     }
 
-    /// BEGIN, the batch and COMMIT leave together, so that a dying gateway leaves no open transaction behind.
+    /// One round trip, so that a dying gateway leaves no open transaction behind: the batch by itself, which is committed when
+    /// the server is ready for the next statement; or, where the session is not known to be as it should, BEGIN, the batch
+    /// and COMMIT together.
     async fn transact(
         &self,
         client: &Unclean,
@@ -348,6 +354,10 @@ impl Writer {
         let arguments = Arguments::of(self, deliveries, careful, mode);
         let parameters: Vec<_> =
             arguments.parameters().into_iter().chain(guards.iter().flat_map(Guards::parameters)).collect();
+        if self.session_timeout == Some(mode.statement_timeout) {
+            let row = call(client, statement.as_ref(), form, &parameters).await;
+            return written(&row.map_err(|error| failed(&error))?, deliveries.len());
+        }
         let start = begin(mode.statement_timeout);
         let (begun, row, committed) = join!(
             client.batch_execute(&start),

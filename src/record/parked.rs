@@ -54,7 +54,7 @@ impl Parked {
         source: &Source,
         effects: &Effects,
     ) -> Result<Self, UnknownEffects> {
-        let writer = Writer::new(pool, settings, &source.effect, effects)?;
+        let writer = Writer::new(pool, settings, &source.effect, effects, None)?;
         Ok(Self { writer, statement_timeout: settings.statement_timeout })
     }
 

@@ -22,6 +22,9 @@ const CLOSE: &str = include_str!("../../sql/queries/close.sql");
 /// What an effect wrote is undone by going back to here; the event's row stays.
 const SAVEPOINT: &str = "savepoint hapax_effect";
 
+/// A lock of the session is the only thing that an effect can leave behind then.
+const ROLL_BACK: &str = "rollback; select pg_advisory_unlock_all()";
+
 /// A transaction in which the event was recorded.
 struct Opened {
     written: Written,
@@ -227,7 +230,7 @@ async fn speak_last(
 /// A connection that does not roll back is dropped, which does the same.
 pub(super) async fn roll_back(writer: &Writer, client: Unclean) {
     let Ok(object) = client.get() else { return };
-    if let Ok(Ok(())) = timeout(writer.commit_timeout, object.batch_execute("rollback")).await {
+    if let Ok(Ok(())) = timeout(writer.commit_timeout, object.batch_execute(ROLL_BACK)).await {
         client.give_back();
     }
 }

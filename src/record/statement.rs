@@ -159,7 +159,8 @@ pub(super) fn item_of(event: &Event) -> Option<i32> {
     event.item.and_then(|item| item.try_into().ok())
 }
 
-/// Sends the batch when first polled.
+/// Sends the batch when first polled. Where it is a transaction by itself, `Ok` means that it is committed: the driver ends the
+/// rows when the server is ready for the next statement, which it says after the commit.
 pub(super) async fn call(
     client: &Object,
     statement: Option<&Statement>,

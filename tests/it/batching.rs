@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use crate::harness::client::Client;
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{LIMIT, metric, until_metric, until_redis_in_use};
-use crate::harness::proxy::{Direction, Proxy, Verdict};
+use crate::harness::proxy::{BATCH, Direction, Proxy, Verdict, count_of};
 use crate::harness::scene::{Scene, deliver, deliver_on, event};
 use crate::harness::stores::{self, connect, private_postgres, private_redis};
 use crate::harness::wait::eventually;
@@ -76,8 +76,7 @@ async fn an_event_that_comes_alone_is_committed_alone_and_at_once() -> Result<()
     let count = Arc::clone(&commits);
     let hook = move |way: Direction, bytes: &[u8]| {
         if way == Direction::ToServer {
-            let commits = bytes.windows(7).filter(|part| part == b"commit\0").count();
-            count.fetch_add(commits, Ordering::SeqCst);
+            count.fetch_add(count_of(BATCH, bytes), Ordering::SeqCst);
         }
         Verdict::Forward
     };

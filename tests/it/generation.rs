@@ -15,7 +15,7 @@ use hapax::dev::{Postgres, PostgresOptions};
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{LIMIT, metric, until_metric, until_redis_in_use};
 use crate::harness::play::{hapax, settled};
-use crate::harness::proxy::{Direction, Hook, Proxy, Verdict};
+use crate::harness::proxy::{BATCH_DONE, Direction, Hook, Proxy, Verdict};
 use crate::harness::scene::{PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, connect, private_postgres};
 use crate::harness::wait::eventually;
@@ -387,7 +387,7 @@ async fn a_marker_that_is_late() -> Result<()> {
 /// The old primary confirms a commit to a gateway that knows of the new one already: the marker speaks of the old.
 #[tokio::test]
 async fn a_confirmation_that_is_late() -> Result<()> {
-    let (gate, hook) = Gate::new(Direction::ToClient, b"COMMIT\0");
+    let (gate, hook) = Gate::new(Direction::ToClient, BATCH_DONE);
     let front = |primary: &Postgres| Proxy::start_with(primary.address(), hook).map(Some);
     let mut cluster = Cluster::start_behind(1, &[], front).await?;
     until_redis_in_use(&cluster.gateway, true).await?;

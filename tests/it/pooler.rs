@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use hapax::dev::PostgresOptions;
+use http::StatusCode;
+use serde_json::Value;
 
 use crate::harness::load::{LIMIT, burst};
+use crate::harness::play::is_ready;
 use crate::harness::receiver::Receiver;
 use crate::harness::scene::{PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
@@ -22,6 +25,11 @@ pub(crate) struct Bouncer {
 
 impl Bouncer {
     pub(crate) async fn start(url: &str) -> Result<Self> {
+        Self::start_with(url, "").await
+    }
+
+    /// With these lines at the end of its settings.
+    async fn start_with(url: &str, more: &str) -> Result<Self> {
         let (_, rest) = url.split_once("://").context("a URL")?;
         let (login, place) = rest.split_once('@').context("a user")?;
         let (user, password) = login.split_once(':').context("a password")?;
@@ -39,7 +47,7 @@ impl Bouncer {
             &settings,
             format!(
                 "[databases]\n* = host={host} port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
-                 auth_type = plain\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n",
+                 auth_type = plain\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n{more}",
                 address.port(),
                 users.display(),
             ),
@@ -64,6 +72,29 @@ impl Drop for Bouncer {
         self.process.wait().ok();
     }
 }
+
+/// One that refuses to be told how a session begins, and one that keeps it to itself.
+#[tokio::test]
+async fn without_the_setting_it_is_said_what_to_do() -> Result<()> {
+    for more in ["", "ignore_startup_parameters = options\n"] {
+        let postgres = private_postgres(PostgresOptions::default()).await?;
+        let mut scene = Scene::on(&postgres, stores::redis().url()).await?;
+        let direct = scene.stores.postgres_url.clone();
+        let bouncer = Bouncer::start_with(&direct, more).await?;
+        scene.stores.postgres_url = postgres.url_at(bouncer.address, &scene.stores.database);
+        let gateway = scene.gateway(&[]).await?;
+        let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
+        assert_eq!(answer.status, 503, "{more}");
+        let says = |line: &Value| line["cause"].as_str().is_some_and(|cause| cause.contains(ADVICE));
+        gateway.log(says).await?;
+        if more.is_empty() {
+            is_ready(&gateway, StatusCode::SERVICE_UNAVAILABLE).await?;
+        }
+    }
+    Ok(())
+}
+
+const ADVICE: &str = "say postgres.transaction_pooler = true";
 
 #[tokio::test]
 async fn sessions_that_change_with_each_transaction_do_not_matter() -> Result<()> {

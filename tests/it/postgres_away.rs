@@ -12,7 +12,7 @@ use hapax::identify::EventKey;
 
 use crate::harness::gateway::Gateway;
 use crate::harness::load::{LIMIT, Load, acknowledged, burst, metric, until_redis_in_use};
-use crate::harness::proxy::{Direction, Hook, Mode, Proxy, Verdict};
+use crate::harness::proxy::{BATCH, BATCH_DONE, Direction, Hook, Mode, Proxy, Verdict, count_of};
 use crate::harness::scene::{Answer, PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
 use crate::harness::wait::eventually;
@@ -103,18 +103,22 @@ async fn restarted() -> Result<()> {
 }
 
 /// A proxy that cuts a connection once, when it sees the text go by.
-pub(crate) fn cut_once(direction: Direction, text: &'static str, armed: &Arc<AtomicBool>) -> Hook {
+pub(crate) fn cut_once(
+    direction: Direction,
+    text: impl AsRef<[u8]> + Send + Sync + 'static,
+    armed: &Arc<AtomicBool>,
+) -> Hook {
     let armed = Arc::clone(armed);
     Box::new(move |way, bytes| {
-        let seen = way == direction && bytes.windows(text.len()).any(|part| part == text.as_bytes());
+        let seen = way == direction && count_of(text.as_ref(), bytes) > 0;
         if seen && armed.swap(false, Ordering::SeqCst) { Verdict::Cut } else { Verdict::Forward }
     })
 }
 
 #[tokio::test]
 async fn cut_at_the_commit() -> Result<()> {
-    // The commit does not arrive; or it happens, and the answer is lost.
-    for (direction, text) in [(Direction::ToServer, "commit\0"), (Direction::ToClient, "COMMIT\0")] {
+    // The batch does not arrive; or it is committed, and the answer is lost.
+    for (direction, text) in [(Direction::ToServer, BATCH), (Direction::ToClient, BATCH_DONE)] {
         let mut scene = Scene::new().await?;
         let armed = Arc::new(AtomicBool::new(false));
         let proxy = Proxy::start_with(stores::postgres().address(), cut_once(direction, text, &armed))?;

@@ -31,6 +31,16 @@ pub(crate) enum Direction {
     ToClient,
 }
 
+/// In the message that sends a batch, which is a transaction by itself: each parameter in its binary form, and so many of them.
+pub(crate) const BATCH: &[u8] = &[0, 1, 0, 1, 0, 26];
+/// In what the server says once that is committed: a row of eight columns, of which the first is a generation.
+pub(crate) const BATCH_DONE: &[u8] = &[0, 8, 0, 0, 0, 6];
+
+/// How often one stands in the other.
+pub(crate) fn count_of(part: &[u8], bytes: &[u8]) -> usize {
+    bytes.windows(part.len()).filter(|window| *window == part).count()
+}
+
 /// What a hook wants to be done with the bytes that it saw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {

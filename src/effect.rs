@@ -187,7 +187,7 @@ impl EffectError {
     }
 
     fn cause(&self) -> String {
-        self.to_string().chars().take(CAUSE_MAX).collect()
+        kept(&self.to_string())
     }
 }
 
@@ -217,8 +217,8 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    pub(crate) fn failed(cause: impl Into<String>) -> Self {
-        Self::Failed { cause: cause.into(), transient: false }
+    pub(crate) fn failed(cause: impl AsRef<str>) -> Self {
+        Self::Failed { cause: kept(cause.as_ref()), transient: false }
     }
 
     /// An effect decides about its event as long as its transaction is sound. After a fault it can only turn a statement
@@ -242,6 +242,12 @@ impl Verdict {
             (_, Err(_)) => Self::failed(cause),
         }
     }
+}
+
+/// A cause as the log and the ledger keep it: Postgres takes no NUL in a text, and an event must not fail for what its effect
+/// says of it.
+fn kept(cause: &str) -> String {
+    cause.chars().take(CAUSE_MAX).map(|char| if char == '\0' { ' ' } else { char }).collect()
 }
 
 /// What an effect raised, for the log. Messages about data ("invalid input syntax for type integer: …") quote the body,
@@ -271,6 +277,19 @@ mod tests {
         assert_eq!(Verdict::of(None, Ok(())), Verdict::Done);
         assert_eq!(Verdict::of(None, rejected()), Verdict::Rejected("no".to_owned()));
         assert_eq!(Verdict::of(None, Err(EffectError::fail("why"))), Verdict::failed("why"));
+    }
+
+    #[test]
+    fn every_cause_can_be_stored() {
+        let said = format!("\0 said \0{}", "é".repeat(CAUSE_MAX));
+        let mut stored = String::from("  said  ");
+        stored.extend(std::iter::repeat_n('é', CAUSE_MAX - 8));
+        let failed = Err(EffectError::fail(said.clone()));
+        assert_eq!(Verdict::of(None, failed), Verdict::failed(stored.clone()));
+        assert_eq!(Verdict::of(None, Err(EffectError::reject(said))), Verdict::Rejected(stored));
+        let fault = Fault { kind: FaultKind::Other, cause: "of\0a driver".to_owned() };
+        let failed = Verdict::Failed { cause: "of a driver".to_owned(), transient: false };
+        assert_eq!(Verdict::of(Some(fault), rejected()), failed);
     }
 
     #[test]

@@ -541,3 +541,29 @@ async fn an_effect_that_nobody_registered_is_refused_at_the_start() -> Result<()
     assert!(said.contains("not checked here") && said.contains("\"rust:book\""), "{said}");
     Ok(())
 }
+
+/// What Postgres does not take in a text is no reason to lose the event.
+#[tokio::test]
+async fn an_effect_may_say_anything_of_why_it_fails() -> Result<()> {
+    let scene = Scene::new().await?;
+    let database = scene.database().await?;
+    let more = [
+        "source.stripe.on_error = \"park\"",
+        "source.stripe.attempts_max = 2",
+        "source.stripe.retry_base = \"20ms\"",
+        "work.poll = \"100ms\"",
+    ];
+    for (id, what, status) in [("evt_1", "say", "dead"), ("evt_2", "say_and_reject", "rejected")] {
+        let book = Book::default();
+        let gateway = Library::start(&scene.settings(&settings(&more, &[]), ""), &book.registered()).await?;
+        let answer = deliver(gateway.listen(), "stripe", &asks(id, what, "upstream said \0!")).await?;
+        assert_eq!(told(&answer), (200, "parked"), "{what}");
+        let ended = async || {
+            let ended = "select j.error from hapax.ledger e join hapax.job j using (key) where e.event_id = $1 and e.status::text = $2";
+            let row = database.query_opt(ended, &[&id, &status]).await.ok()??;
+            Some(row.get::<_, String>(0))
+        };
+        assert_eq!(eventually(LIMIT, ended).await.context(what)?, "upstream said  !", "{what}");
+    }
+    Ok(())
+}

@@ -122,6 +122,9 @@ impl Effect for Book {
         match what {
             "fail" => return Err(EffectError::fail("the effect fails")),
             "reject" => return Err(EffectError::reject("never")),
+            "say" => return Err(EffectError::fail(sql)),
+            "say_and_reject" if nth == 0 => return Err(EffectError::fail(sql)),
+            "say_and_reject" => return Err(EffectError::reject(sql)),
             "reject_after" => {
                 handle.execute(&sql, &[]).await.map_err(|_error| EffectError::reject("after an error"))?;
             }
@@ -132,6 +135,7 @@ impl Effect for Book {
             }
             "swallow" => drop(handle.execute(&sql, &[]).await),
             "once" if nth == 0 => drop(handle.execute(&sql, &[]).await?),
+            "twice" if nth < 2 => return Err(EffectError::fail("the effect fails")),
             "wait" => drop(handle.query("select pg_advisory_xact_lock_shared(7)", &[]).await?),
             "drop" => {
                 let statement = handle.execute("select pg_advisory_xact_lock_shared(7)", &[]);

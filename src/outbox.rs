@@ -82,6 +82,8 @@ pub enum Fault {
     Target,
     /// It refused this event and would take others.
     Message,
+    /// No request can be made of this event, or that panics: most likely the same again would. Says nothing of the target.
+    Event,
     /// Something here: no socket left, a body that cannot be had. Says nothing of the target or the event.
     Ours,
 }

@@ -54,7 +54,7 @@ impl Maker {
         // Ours come last, so that none can be replaced.
         headers.insert(CONTENT_TYPE, content_type);
         describe(&mut headers, message);
-        let id = header(&message.id).ok_or_else(|| ours("the id of the message cannot be a header"))?;
+        let id = header(&message.id).ok_or_else(|| unmade("the id of the message cannot be a header"))?;
         headers.insert("idempotency-key", id.clone());
         headers.insert("webhook-id", id);
         headers.insert("webhook-timestamp", now.as_second().into());
@@ -152,16 +152,17 @@ fn envelope(message: &Message) -> Result<Bytes, Undelivered> {
         attempt: message.attempt,
         replay: message.replay,
         item: message.item,
-        headers: json(message.headers.as_bytes()).ok_or_else(|| ours("the kept headers are no JSON"))?,
+        headers: json(message.headers.as_bytes()).ok_or_else(|| unmade("the kept headers are no JSON"))?,
         data,
         data_base64: data.is_none().then(|| STANDARD.encode(&message.body)),
     };
-    let text = serde_json::to_vec(&envelope).map_err(|error| ours(&format!("no envelope: {error}")))?;
+    let text = serde_json::to_vec(&envelope).map_err(|error| unmade(&format!("no envelope: {error}")))?;
     Ok(text.into())
 }
 
-fn ours(cause: &str) -> Undelivered {
-    Undelivered { fault: Fault::Ours, cause: cause.to_owned(), retry_after: None, word: "ours" }
+/// Not to be tried for ever: it would end like this each time.
+fn unmade(cause: &str) -> Undelivered {
+    Undelivered { fault: Fault::Event, cause: cause.to_owned(), retry_after: None, word: "ours" }
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use rand::Rng as _;
-use tokio::sync::mpsc::error::SendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep_until;
 use tracing::warn;
@@ -23,7 +22,7 @@ use super::pace::Pace;
 use super::place::Place;
 use super::{Shared, TargetInUse};
 use crate::config::Retry;
-use crate::outbox::{Fault, Message, Undelivered, message_id};
+use crate::outbox::{Fault, Message, Target, Undelivered, message_id};
 use crate::tasks::Beat;
 
 /// How long a share of a target's concurrency is this gateway's without asking again. When a gateway dies, the others wait
@@ -38,10 +37,21 @@ const FULL_PAUSE: Duration = Duration::from_millis(5);
 /// After a statement of ours that failed.
 const OWN_TROUBLE: Duration = Duration::from_secs(1);
 
-/// What one delivery came to.
+/// What one delivery came to. Postgres hears of it even if the loop that began it has failed.
 struct Delivered {
-    task: Task,
-    result: Result<(), Undelivered>,
+    shared: Arc<Shared>,
+    retry: Retry,
+    /// Not told yet.
+    untold: Option<(Task, Result<(), Undelivered>)>,
+}
+
+/// Its loop's successor does not know of this one.
+impl Drop for Delivered {
+    fn drop(&mut self) {
+        if let Some((task, result)) = self.untold.take() {
+            self.shared.delivered(task, result, self.retry);
+        }
+    }
 }
 
 pub(super) struct Deliveries {
@@ -194,45 +204,30 @@ impl Deliveries {
         self.shared.metrics.work.under_way(&self.queue, self.under_way);
         let (target, ended) = (self.target.load_full(), self.ended.0.clone());
         let shared = Arc::clone(&self.shared);
-        let deadline = target.config.timeout + Duration::from_secs(1);
         drop(self.shared.tasks.spawn(async move {
             let started = Instant::now();
-            let result = match message(&task, &target.config.name) {
-                Some(message) => {
-                    let delivery = AssertUnwindSafe(target.target.deliver(&message)).catch_unwind();
-                    match tokio::time::timeout(deadline, delivery).await {
-                        Ok(Ok(delivered)) => delivered,
-                        Ok(Err(_panic)) => Err(ours("the delivery panicked; standard error has its message")),
-                        Err(_elapsed) => Err(silent()),
-                    }
-                }
-                None => Err(gone()),
-            };
+            let limit = target.config.timeout + Duration::from_secs(1);
+            let result = attempt(&*target.target, &target.config.name, &task, limit).await;
             shared.metrics.work.delivered(started.elapsed());
-            if let Err(SendError(Delivered { task, result })) = ended.send(Delivered { task, result }) {
-                // The loop failed meanwhile, and its successor does not know of this one.
-                let (ending, error, delay) = verdict(&task, result, target.config.retry);
-                shared.end(ended_as(task, ending, error, delay));
-            }
+            let retry = target.config.retry;
+            drop(ended.send(Delivered { shared, retry, untold: Some((task, result)) }));
         }));
     }
 
-    fn end(&mut self, Delivered { task, result }: Delivered) {
+    fn end(&mut self, mut delivered: Delivered) {
+        let Some((task, result)) = delivered.untold.take() else { return };
         let now = Instant::now();
         self.under_way = self.under_way.saturating_sub(1);
         self.shared.metrics.work.under_way(&self.queue, self.under_way);
         self.load.ended(now);
-        let retry = self.target.load().config.retry;
-        let (ending, error, delay) = verdict(&task, result, retry);
-        match &error {
-            Some(error) if error.fault == Fault::Target => self.count_failure(now, error.is_answer()),
-            Some(error) if error.fault == Fault::Ours => {}
+        match &result {
+            Err(Undelivered { fault: Fault::Ours | Fault::Event, .. }) => {}
+            Err(error) if error.fault == Fault::Target => self.count_failure(now, error.is_answer()),
             // Whoever refuses an event is there.
-            _ => self.breaker.succeeded(),
+            Ok(()) | Err(_) => self.breaker.succeeded(),
         }
         self.shared.metrics.work.breaker(&self.queue, self.breaker.is_open());
-        self.shared.metrics.work.attempted(&self.queue, error.as_ref().map_or("done", |error| error.word));
-        self.shared.end(ended_as(task, ending, error, delay));
+        self.shared.delivered(task, result, self.target.load().config.retry);
     }
 
     fn count_failure(&mut self, now: Instant, answered: bool) {
@@ -331,6 +326,29 @@ impl Drop for Deliveries {
     }
 }
 
+impl Shared {
+    /// A delivery ended.
+    fn delivered(&self, task: Task, result: Result<(), Undelivered>, retry: Retry) {
+        let (ending, error, delay) = verdict(&task, result, retry);
+        let word = error.as_ref().map_or("done", |error| error.word);
+        self.metrics.work.attempted(&task.attempt.queue, word);
+        self.end(ended_as(task, ending, error, delay));
+    }
+}
+
+/// Delivers an event. Whatever panics on the way, or never ends, has failed like others.
+async fn attempt(target: &dyn Target, name: &str, task: &Task, limit: Duration) -> Result<(), Undelivered> {
+    let delivery = async {
+        let message = message(task, name).ok_or_else(gone)?;
+        target.deliver(&message).await
+    };
+    match tokio::time::timeout(limit, AssertUnwindSafe(delivery).catch_unwind()).await {
+        Ok(Ok(delivered)) => delivered,
+        Ok(Err(_panic)) => Err(panicked()),
+        Err(_elapsed) => Err(silent()),
+    }
+}
+
 fn ended_as(task: Task, result: Ending, error: Option<Undelivered>, delay: Duration) -> Ended {
     let source = task.source.as_str().into();
     Ended { source, attempt: task.attempt, result, error: error.map(|error| error.cause), delay }
@@ -350,7 +368,7 @@ fn verdict(
 
 fn judge(task: &Task, undelivered: Undelivered, retry: Retry) -> (Ending, Option<Undelivered>, Duration) {
     let ending = match undelivered.fault {
-        Fault::Target | Fault::Message => Ending::Failed,
+        Fault::Target | Fault::Message | Fault::Event => Ending::Failed,
         Fault::Ours if task.content.is_none() => Ending::Hopeless,
         Fault::Ours => Ending::Back,
     };
@@ -391,9 +409,16 @@ fn silent() -> Undelivered {
 }
 
 fn gone() -> Undelivered {
-    ours("its body is gone: retention.body is shorter than its attempts took")
+    ours(Fault::Ours, "its body is gone: retention.body is shorter than its attempts took")
 }
 
-fn ours(cause: &str) -> Undelivered {
-    Undelivered { fault: Fault::Ours, cause: cause.to_owned(), retry_after: None, word: "ours" }
+fn panicked() -> Undelivered {
+    ours(Fault::Event, "the delivery panicked; standard error has its message")
 }
+
+fn ours(fault: Fault, cause: &str) -> Undelivered {
+    Undelivered { fault, cause: cause.to_owned(), retry_after: None, word: "ours" }
+}
+
+#[cfg(test)]
+mod tests;

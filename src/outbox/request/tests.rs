@@ -165,5 +165,5 @@ fn deep_json_is_no_danger() {
 fn what_is_wrong_here_is_our_fault() {
     let message = Message { headers: "no json".to_owned(), ..message("{}") };
     let failed = maker(Payload::Envelope, &[]).make(&message, now()).unwrap_err();
-    assert_eq!((failed.fault, failed.word), (Fault::Ours, "ours"));
+    assert_eq!((failed.fault, failed.word), (Fault::Event, "ours"));
 }

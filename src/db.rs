@@ -38,6 +38,7 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (5, "work", include_str!("../sql/migrations/0005_work.sql")),
     (6, "retention", include_str!("../sql/migrations/0006_retention.sql")),
     (7, "replay", include_str!("../sql/migrations/0007_replay.sql")),
+    (8, "parked_locks", include_str!("../sql/migrations/0008_parked_locks.sql")),
     (9, "session", include_str!("../sql/migrations/0009_session.sql")),
 ];
 

@@ -30,8 +30,7 @@ use crate::generation::Generation;
 use crate::identify::{Digest, Event};
 use crate::metrics::Metrics;
 use crate::tasks::Tasks;
-pub(crate) use batch::BatchError;
-pub(crate) use parked::{Parked, Retried};
+pub(crate) use parked::{Parked, Retried, Unended};
 pub use statement::TYPES as RECORD_TYPES;
 
 use batch::{ATTEMPTS_MAX, Delivery, Job, Mode, Outcome, Pauses, Reply, Shared, Writer};

@@ -1,7 +1,8 @@
 //! The effects of parked events: tried again, each in a transaction that also ends its attempt.
 //!
 //! Invariant: the job's row is locked, with the token of the attempt, before the effect runs, and until the commit; so an
-//! attempt whose lease ran out commits nothing, and no effect is committed twice.
+//! attempt whose lease ran out commits nothing, and no effect is committed twice. What goes wrong before an effect began, a lock
+//! that somebody else has above all, is told apart from what may be because of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::effect::{Effect, Effects, Event, Fault, FaultKind, UnknownEffects, Ve
 use crate::generation::Generation;
 use crate::work::jobs::{Fate, Task, fates};
 
+const LOCK: &str = include_str!("../../sql/queries/lock_parked.sql");
 const RUN: &str = include_str!("../../sql/queries/run_parked.sql");
 const BEGIN: &str = include_str!("../../sql/queries/begin_parked.sql");
 const END: &str = include_str!("../../sql/queries/end_parked.sql");
@@ -36,6 +38,15 @@ pub(crate) struct Retried {
     pub(crate) word: &'static str,
     /// Why it failed, or why the event is refused for good.
     pub(crate) cause: Option<String>,
+}
+
+/// Why attempts were not ended here. What was sent may still be committed after `Trouble::Lost`.
+#[derive(Debug)]
+pub(crate) struct Unended {
+    pub(crate) trouble: Trouble,
+    pub(crate) cause: String,
+    /// An effect may have begun; if not, none had a part in it.
+    pub(crate) begun: bool,
 }
 
 /// How attempts ended, in order, and the history in which they did.
@@ -71,15 +82,17 @@ impl Parked {
         source: &Source,
         tasks: &[Task],
         delays: &[Duration],
-    ) -> Result<Tried, BatchError> {
-        match (&self.writer.rust, tasks) {
-            (None, _) => self.run_function(source, tasks, delays).await,
+    ) -> Result<Tried, Unended> {
+        let mut begun = false;
+        let tried = match (&self.writer.rust, tasks) {
+            (None, _) => self.run_function(source, tasks, delays, &mut begun).await,
             (Some(effect), [task]) => {
-                let (retried, generation) = self.run_rust(effect, source, task).await?;
-                Ok((vec![retried], generation))
+                let tried = self.run_rust(effect, source, task, &mut begun).await;
+                tried.map(|(retried, generation)| (vec![retried], generation))
             }
             (Some(_), _) => Err(unknown("a Rust effect has one event in a transaction")),
-        }
+        };
+        tried.map_err(|BatchError { trouble, cause }| Unended { trouble, cause, begun })
     }
 
     async fn run_function(
@@ -87,20 +100,24 @@ impl Parked {
         source: &Source,
         tasks: &[Task],
         delays: &[Duration],
+        begun: &mut bool,
     ) -> Result<Tried, BatchError> {
         let client = self.writer.connection().await?;
-        let attempt = self.transact(client.get()?, source, tasks, delays);
+        let attempt = self.transact(client.get()?, source, tasks, delays, begun);
         let answer = timeout(self.writer.commit_timeout, attempt).await;
         let row = client.committed(answer)?;
         read(&row, tasks.len()).map_err(|error| failed(&error))?.ok_or_else(|| unknown("hapax.run_parked"))
     }
 
+    /// All of it leaves together. The locks are a statement of their own, so that waiting for them takes nothing from the
+    /// effects' time; its answer is the sign that effects begin.
     async fn transact(
         &self,
         client: &Object,
         source: &Source,
         tasks: &[Task],
         delays: &[Duration],
+        begun: &mut bool,
     ) -> Result<Row, BatchError> {
         let keys: Vec<&[u8]> = tasks.iter().map(|task| task.attempt.key.0.as_slice()).collect();
         let queues: Vec<&str> = tasks.iter().map(|task| &*task.attempt.queue).collect();
@@ -109,6 +126,12 @@ impl Parked {
         let todo = Todo::of(tasks.iter().map(|task| Some((source, task.event_type.as_deref()))));
         let [job_at, job_queues, job_attempts] = todo.parameters();
         let budget = millis(self.statement_timeout / 2);
+        let attempts: [(&(dyn ToSql + Sync), Type); 4] = [
+            (&keys, Type::BYTEA_ARRAY),
+            (&queues, Type::TEXT_ARRAY),
+            (&tokens, Type::TEXT_ARRAY),
+            (&self.writer.group, Type::TEXT),
+        ];
         let parameters: [(&(dyn ToSql + Sync), Type); 11] = [
             (&keys, Type::BYTEA_ARRAY),
             (&queues, Type::TEXT_ARRAY),
@@ -123,13 +146,21 @@ impl Parked {
             (job_attempts, Type::INT4_ARRAY),
         ];
         let start = begin(self.statement_timeout);
-        let (begun, row, committed) = join!(
+        let lock = async {
+            let locked = client.query_typed(LOCK, &attempts).await;
+            *begun = locked.is_ok();
+            locked
+        };
+        let (opened, locked, row, committed) = join!(
             client.batch_execute(&start),
+            lock,
             client.query_typed_one(RUN, &parameters),
             client.batch_execute("commit"),
         );
+        // After that, the others only say that the transaction has failed.
+        locked.map_err(|error| failed(&error))?;
         let row = row.map_err(|error| failed(&error))?;
-        begun.map_err(|error| failed(&error))?;
+        opened.map_err(|error| failed(&error))?;
         committed.map_err(|error| failed(&error))?;
         Ok(row)
     }
@@ -139,6 +170,7 @@ impl Parked {
         effect: &Arc<dyn Effect>,
         source: &Source,
         task: &Task,
+        begun: &mut bool,
     ) -> Result<(Retried, Option<Generation>), BatchError> {
         let still_open = |word, cause| Ok((Retried { fate: None, word, cause: Some(cause) }, None));
         let Some(event) = event_of(task) else { return still_open("gone", "its body is gone".to_owned()) };
@@ -147,6 +179,7 @@ impl Parked {
         let Some(transaction) = transaction.unwrap_or_else(|_elapsed| Err(silent()))? else {
             return Ok((Retried { fate: Some(Fate::Lost), word: "lost", cause: None }, None));
         };
+        *begun = true;
         let applied = apply(&**effect, &event, client.get()?, self.statement_timeout).await;
         let (result, cause) = match applied {
             Applied::Ended(Verdict::Done) => ("d", None),

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use hapax::effect::Effects;
+use tokio_postgres::Client as Database;
 
 use super::harness::gateway::Gateway;
 use super::harness::library::{Book, Library};
 use super::harness::load::burst;
+use super::harness::play::Numbers;
 use super::harness::receiver::Receiver;
-use super::harness::scene::{Answer, Scene, deliver, event};
+use super::harness::scene::{Answer, PATIENT, Scene, deliver, event};
 use super::harness::wait::eventually;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -211,5 +214,257 @@ async fn ending_a_marker_ends_nobodys_lease() -> Result<()> {
     redis::cmd("LPUSH").arg(&key).arg("x").query_async::<()>(&mut redis).await?;
     let deleted: i64 = redis::cmd("EVAL").arg(script).arg(1).arg(&key).query_async(&mut redis).await?;
     assert_eq!(deleted, 0);
+    Ok(())
+}
+
+/// Fails twice, since the second try comes within a second; from then on it works, and says when its statement began.
+const THIRD: &str = "create or replace function fx.apply(e hapax.event) returns void language plpgsql as $$ begin \
+                     if e.attempt < 3 then raise exception 'not yet'; end if; \
+                     insert into fx.effect (source, event_id, at) values (e.source, e.event_id, statement_timestamp()); end $$";
+/// Fails once; from then on it works as soon as advisory lock 7 is free.
+const WAITS: &str = "create or replace function fx.apply(e hapax.event) returns void language plpgsql as $$ begin \
+                     if e.attempt = 1 then raise exception 'first'; end if; perform pg_advisory_xact_lock_shared(7); \
+                     insert into fx.effect (source, event_id) values (e.source, e.event_id); end $$";
+/// The third turn comes only when the test says so and is the last one, and nothing is waited for for long.
+const LATER: [&str; 4] = [
+    "source.stripe.retry_base = \"1h\"",
+    "source.stripe.attempts_max = 3",
+    "postgres.statement_timeout = \"400ms\"",
+    "postgres.lock_timeout = \"100ms\"",
+];
+
+/// Waits until so many events have failed twice, and nobody has them.
+async fn until_failed_twice(database: &Database, events: i64) -> Result<()> {
+    let failed = async || {
+        let failed = "select from hapax.job where attempts = 2 and token is null having count(*) = $1";
+        database.query_opt(failed, &[&events]).await.ok()?.map(drop)
+    };
+    eventually(LONG, failed).await
+}
+
+/// The turn of all that waits is now.
+async fn now(database: &Database) -> Result<()> {
+    let due = "update hapax.job set due_at = clock_timestamp() where settled_at is null and token is null";
+    Ok(database.batch_execute(due).await?)
+}
+
+/// Lets the turn come again and again until that many attempts ended so.
+async fn until_tried(
+    database: &Database,
+    metrics: impl AsyncFn() -> Result<Numbers>,
+    result: &str,
+    times: u64,
+) -> Result<()> {
+    let tried = async || {
+        now(database).await.ok()?;
+        let ended = metrics().await.ok()?.sum("hapax_attempts_total", &[result]);
+        (ended >= times).then_some(())
+    };
+    eventually(LONG, tried).await
+}
+
+/// Lets the turn come again and again until the event is done; returns its attempts.
+async fn until_done(scene: &Scene, database: &Database, id: &str) -> Result<i32> {
+    let is_done = async || {
+        now(database).await.ok()?;
+        let query = "select from hapax.events where event_id = $1 and status = 'done'";
+        database.query_opt(query, &[&id]).await.ok()?.map(drop)
+    };
+    eventually(LONG, is_done).await?;
+    until_status(scene, id, "done").await
+}
+
+/// Nobody's effect is at fault if others of its group are slow: no attempt is used up, and no time of the effects.
+#[tokio::test]
+async fn an_effect_group_that_is_busy_counts_no_attempt() -> Result<()> {
+    let scene = Scene::new().await?;
+    let (database, other) = (scene.database().await?, scene.database().await?);
+    database.batch_execute(THIRD).await?;
+    let gateway = gateway(&scene, &LATER).await?;
+    for id in ["evt_1", "evt_2"] {
+        assert!(is(&deliver(gateway.listen()?, "stripe", &event(id, "")).await?, "parked"));
+    }
+    until_failed_twice(&database, 2).await?;
+    let group = "begin; select pg_advisory_xact_lock(hashtextextended('hapax effect group fx.apply', 0))";
+    other.batch_execute(group).await?;
+    until_tried(&database, async || Numbers::of(&gateway).await, "result=\"ours\"", 6).await?;
+    // Given up while somebody waits for it.
+    let waits = async || {
+        now(&database).await.ok()?;
+        let waits = "select from pg_locks where locktype = 'advisory' and not granted and \
+                     database = (select oid from pg_database where datname = current_database())";
+        database.query_opt(waits, &[]).await.ok()?.map(drop)
+    };
+    eventually(LONG, waits).await?;
+    let released = other.query_one("select clock_timestamp()::text", &[]).await?.get::<_, String>(0);
+    other.batch_execute("commit").await?;
+    for id in ["evt_1", "evt_2"] {
+        assert_eq!(until_done(&scene, &database, id).await?, 3, "{id}");
+    }
+    assert_eq!(scene.found().await?.effects.values().copied().collect::<Vec<_>>(), [1, 1]);
+    let late = "select count(*) from fx.effect where at >= $1::text::timestamptz";
+    let late: i64 = database.query_one(late, &[&released]).await?.get(0);
+    assert_eq!(late, 2, "the wait is no part of the statement of the effects");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_parked_event_that_somebody_locked_counts_no_attempt_and_delays_no_other() -> Result<()> {
+    let scene = Scene::new().await?;
+    let (database, other) = (scene.database().await?, scene.database().await?);
+    database.batch_execute(THIRD).await?;
+    let gateway = gateway(&scene, &LATER).await?;
+    for id in ["evt_1", "evt_2"] {
+        assert!(is(&deliver(gateway.listen()?, "stripe", &event(id, "")).await?, "parked"));
+    }
+    until_failed_twice(&database, 2).await?;
+    other.batch_execute("begin; select from hapax.ledger where event_id = 'evt_1' for update").await?;
+    until_tried(&database, async || Numbers::of(&gateway).await, "result=\"not_tried\"", 1).await?;
+    assert_eq!(until_done(&scene, &database, "evt_2").await?, 3);
+    other.batch_execute("commit").await?;
+    // By itself: it was not tried.
+    assert_eq!(until_status(&scene, "evt_1", "done").await?, 3);
+    assert_eq!(scene.found().await?.effects.values().copied().collect::<Vec<_>>(), [1, 1]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn locks_of_others_count_no_attempt_at_a_rust_effect() -> Result<()> {
+    let group = "begin; select pg_advisory_xact_lock(hashtextextended('hapax effect group rust:book', 0))";
+    let row = "begin; select from hapax.ledger for update";
+    // What is said of a row that is locked has to wait for it.
+    for (lock, times) in [(group, 4), (row, 1)] {
+        let (scene, book) = (Scene::new().await?, Book::default());
+        let (database, other) = (scene.database().await?, scene.database().await?);
+        let keys = [&PARK[..], &LATER, &["source.stripe.effect = \"rust:book\""]].concat();
+        let gateway = Library::start(&scene.settings(&keys, ""), &book.registered()).await?;
+        let body = event("evt_1", r#""do":"twice""#);
+        assert!(is(&deliver(gateway.listen(), "stripe", &body).await?, "parked"));
+        until_failed_twice(&database, 1).await?;
+        other.batch_execute(lock).await?;
+        let metrics = async || Ok(Numbers(gateway.ask("/metrics").await?.1));
+        until_tried(&database, metrics, "result=\"ours\"", times).await?;
+        other.batch_execute("commit").await?;
+        assert_eq!(until_done(&scene, &database, "evt_1").await?, 3, "{lock}");
+        assert_eq!((book.calls(), scene.found().await?.effects.get("evt_1")), (3, Some(&1)), "{lock}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stale_attempt_runs_no_effect() -> Result<()> {
+    let scene = Scene::new().await?;
+    let mut gateway = gateway(&scene, &["source.stripe.retry_base = \"1h\""]).await?;
+    assert!(is(&deliver(gateway.listen()?, "stripe", &event("evt_1", r#""do":"raise""#)).await?, "parked"));
+    let database = scene.database().await?;
+    until_failed_twice(&database, 1).await?;
+    gateway.sigkill()?;
+    database.batch_execute(FIX).await?;
+    let take = async || -> Result<(Vec<u8>, String)> {
+        database.batch_execute("update hapax.job set due_at = clock_timestamp()").await?;
+        let take = "select (t.task).key, (t.task).token::text \
+                    from hapax.take_from('effect:stripe', 1, '1 minute', '-infinity') t";
+        let row = database.query_one(take, &[]).await?;
+        Ok((row.get(0), row.get(1)))
+    };
+    let (key, stale) = take().await?;
+    let (_, mine) = take().await?;
+    let holds = async |token: &str| -> Result<(bool, bool)> {
+        let begin = "select hapax.begin_parked($1, 'effect:stripe', $2::text::uuid) is not null, \
+                     cardinality(hapax.lock_parked(array[$1], '{effect:stripe}', array[$2::text::uuid], null)) = 1";
+        let row = database.query_one(begin, &[&key, &token]).await?;
+        Ok((row.get(0), row.get(1)))
+    };
+    assert_eq!((holds(&stale).await?, holds(&mine).await?), ((false, false), (true, true)));
+    let run = async |token: &str| -> Result<(String, Vec<bool>, i64)> {
+        let run = "select outcomes, mine from hapax.run_parked(array[$1::bytea], '{effect:stripe}', \
+                   array[$2::text::uuid], '{0}', 'fx.apply', null, '1 minute', 'on', '{}', '{}', '{}')";
+        let row = database.query_one(run, &[&key, &token]).await?;
+        let effects = database.query_one("select count(*) from fx.effect", &[]).await?;
+        Ok((row.get(0), row.get(1), effects.get(0)))
+    };
+    assert_eq!(run(&stale).await?, ("b".to_owned(), vec![false], 0));
+    assert_eq!(run(&mine).await?, ("d".to_owned(), vec![true], 1));
+    for token in [&stale, &mine] {
+        assert_eq!(run(token).await?, ("b".to_owned(), vec![false], 1));
+    }
+    assert_eq!(until_status(&scene, "evt_1", "done").await?, 4);
+    Ok(())
+}
+
+/// Its job is locked, so nobody can hold on to it, and nobody can take it.
+#[tokio::test]
+async fn an_effect_that_outlasts_its_lease_is_nobody_elses() -> Result<()> {
+    let scene = Scene::new().await?;
+    let (database, hold) = (scene.database().await?, scene.hold().await?);
+    database.batch_execute(WAITS).await?;
+    let keys = [&PATIENT[..], &["work.lease = \"1s\""]].concat();
+    let (one, _two) = (gateway(&scene, &keys).await?, gateway(&scene, &keys).await?);
+    assert!(is(&deliver(one.listen()?, "stripe", &event("evt_1", "")).await?, "parked"));
+    let first = scene.waiting(1).await?;
+    let past = async || {
+        let past = "select from hapax.job where due_at < clock_timestamp() - interval '2 seconds'";
+        database.query_opt(past, &[]).await.ok()?.map(drop)
+    };
+    eventually(LONG, past).await?;
+    assert_eq!(scene.waiting(1).await?, first);
+    hold.batch_execute("select pg_advisory_unlock(7)").await?;
+    assert_eq!(until_status(&scene, "evt_1", "done").await?, 2);
+    assert_eq!(scene.found().await?.effects.get("evt_1"), Some(&1));
+    Ok(())
+}
+
+/// Nobody would work on it, and its lease would be held on to for as long as the process lives.
+#[tokio::test]
+async fn what_a_loop_had_in_hand_when_it_failed_is_tried_again() -> Result<()> {
+    let scene = Scene::new().await?;
+    let (database, hold) = (scene.database().await?, scene.hold().await?);
+    database.batch_execute(WAITS).await?;
+    let keys = [&PATIENT[..], &PARK, &["work.lease = \"1h\""]].concat();
+    let gateway = Library::start(&scene.settings(&keys, ""), &Effects::default()).await?;
+    assert!(is(&deliver(gateway.listen(), "stripe", &event("evt_1", "")).await?, "parked"));
+    let first = scene.waiting(1).await?;
+    assert_eq!(gateway.tasks().fail("effect:stripe"), 1);
+    let again = async || scene.waiting(1).await.ok().filter(|waiting| *waiting != first).map(drop);
+    eventually(LONG, again).await?;
+    hold.batch_execute("select pg_advisory_unlock(7)").await?;
+    assert_eq!(until_status(&scene, "evt_1", "done").await?, 3, "that it was being tried counts");
+    assert_eq!(scene.found().await?.effects.get("evt_1"), Some(&1));
+    Ok(())
+}
+
+/// What failed together does not come back together.
+#[tokio::test]
+async fn parked_events_wait_for_different_times() -> Result<()> {
+    for (effect, what) in [("fx.apply", "raise"), ("rust:book", "fail")] {
+        let (scene, book) = (Scene::new().await?, Book::default());
+        let database = scene.database().await?;
+        let effect = format!("source.stripe.effect = \"{effect}\"");
+        let hour = ["source.stripe.retry_base = \"1h\"", "source.stripe.retry_max = \"1h\"", &effect];
+        let keys = [&PATIENT[..], &PARK, &hour].concat();
+        let gateway = Library::start(&scene.settings(&keys, ""), &book.registered()).await?;
+        let bodies = (0..40).map(|at| event(&format!("evt_{at}"), &format!("\"do\":\"{what}\""))).collect();
+        let answers = burst(gateway.listen(), "stripe", bodies).await?;
+        assert!(answers.iter().all(|answer| is(answer, "parked")), "{answers:?}");
+        // The first time they come back within a second.
+        for attempts in [2, 3] {
+            assert_scattered(&database, attempts).await?;
+            now(&database).await?;
+        }
+    }
+    Ok(())
+}
+
+/// 40 jobs that wait for between nothing and an hour once that many attempts have failed: neither half of it is (all but)
+/// empty, which by chance alone would be seen once in ten million times.
+pub(crate) async fn assert_scattered(database: &Database, attempts: i32) -> Result<()> {
+    let failed = async || {
+        let failed = "select count(*), count(*) filter (where due_at < clock_timestamp() + interval '30 minutes') \
+                      from hapax.job where attempts = $1 and token is null and state::text = 'pending'";
+        let row = database.query_one(failed, &[&attempts]).await.ok()?;
+        (row.get::<_, i64>(0) == 40).then(|| row.get::<_, i64>(1))
+    };
+    let soon = eventually(LONG, failed).await?;
+    assert!((5..=35).contains(&soon), "{soon} of 40 come back within half of the longest pause");
     Ok(())
 }

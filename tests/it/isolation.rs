@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::harness::client::Client;
 use crate::harness::gateway::Start;
 use crate::harness::load::{burst, until_metric};
-use crate::harness::scene::{PATIENT, SECRET, Scene, deliver, deliver_on, event};
+use crate::harness::scene::{Answer, PATIENT, SECRET, Scene, deliver, deliver_on, event};
 
 #[tokio::test]
 async fn a_held_effect_holds_its_own_source_only() -> Result<()> {
@@ -132,5 +132,29 @@ async fn who_waits_for_another_gateways_effect_is_not_refused() -> Result<()> {
     drop(holder);
     assert_eq!(first.await??.outcome, "accepted");
     assert_eq!(second.await??.outcome, "accepted");
+    Ok(())
+}
+
+/// Whoever is too many for one event is told to come again, and nobody else waits for it.
+#[tokio::test]
+async fn no_more_deliveries_wait_for_one_event_than_may() -> Result<()> {
+    let scene = Scene::new().await?;
+    let gateway = scene.gateway(&[&PATIENT[..], &["in_flight.waiters_max = 3"]].concat()).await?;
+    let (to, hold) = (gateway.listen()?, scene.hold().await?);
+    let bodies = vec![event("evt_1", "\"do\":\"wait\""); 20];
+    let all = tokio::spawn(async move { burst(to, "stripe", bodies).await });
+    scene.waiting(1).await?;
+    until_metric(&gateway, "hapax_requests_total", "outcome=\"unavailable\"", |refused| refused == 16)
+        .await?;
+    assert_eq!(deliver(to, "plain", &event("evt_2", "")).await?.outcome, "accepted");
+    hold.batch_execute("select pg_advisory_unlock(7)").await?;
+    let answers = all.await??;
+    let count = |status, outcome: &str| {
+        let of = |answer: &&Answer| (answer.status, answer.outcome.as_str()) == (status, outcome);
+        answers.iter().filter(of).count()
+    };
+    assert_eq!((count(200, "accepted"), count(200, "duplicate"), count(503, "unavailable")), (1, 3, 16));
+    assert!(answers.iter().all(|answer| answer.status == 200 || answer.retry_after.is_some()));
+    scene.assert_once(&["evt_1".to_owned()]).await?;
     Ok(())
 }

@@ -828,3 +828,20 @@ async fn a_locked_table_ends_a_pass_soon() -> Result<()> {
 fn the_place_is_held_for_longer_than_a_cleaner_is_silent() {
     assert!(HOLD >= Duration::from_secs(5));
 }
+
+/// A fifth of the rows dead, the default, is too late for a table of so many.
+#[tokio::test]
+async fn large_tables_are_vacuumed_early() -> Result<()> {
+    let database = Scene::new().await?.database().await?;
+    for (table, most) in [("ledger", 0.02), ("guard", 0.02), ("job", 0.01)] {
+        let settings =
+            "select array_to_string(reloptions, ' ') from pg_class where oid = ('hapax.' || $1)::regclass";
+        let settings: String = database.query_one(settings, &[&table]).await?.get(0);
+        for wanted in
+            [&format!("autovacuum_vacuum_scale_factor={most}"), "autovacuum_vacuum_insert_scale_factor=0.05"]
+        {
+            assert!(settings.contains(wanted), "{table}: {settings}");
+        }
+    }
+    Ok(())
+}

@@ -229,3 +229,93 @@ async fn replays_that_are_refused_and_functions_that_are_gone() -> Result<()> {
     assert_eq!(ids.len(), 3);
     Ok(())
 }
+
+/// An attempt that another has taken over: whatever it says comes to nothing, while the other is at work and afterwards.
+#[tokio::test]
+async fn a_result_of_before_says_nothing_of_the_attempt_after_it() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::start().await?);
+    receiver.hold();
+    let mut gateway = gateway(&scene, &receiver, &[]).await?;
+    deliver(gateway.listen()?, "plain", &event("evt_1", "")).await?;
+    receiver.until(1).await?;
+    gateway.sigkill()?;
+    let database = scene.database().await?;
+    let take = async || -> Result<(Vec<u8>, String)> {
+        database.batch_execute("update hapax.job set due_at = clock_timestamp()").await?;
+        let take = "select (t.task).key, (t.task).token::text \
+                    from hapax.take_from('target:orders', 1, '1 minute', '-infinity') t";
+        let row = database.query_one(take, &[]).await?;
+        Ok((row.get(0), row.get(1)))
+    };
+    let (key, stale) = take().await?;
+    let (_, mine) = take().await?;
+    let finish = async |token: &str, letter: &str, careful: bool| -> Result<bool> {
+        let finish = "select f.mine[1] from hapax.finish(array[$1::bytea], '{target:orders}', array[$2::text::uuid], \
+                      array[$3::text], '{null}', '{0}', $4) f";
+        Ok(database.query_one(finish, &[&key, &token, &letter, &careful]).await?.get(0))
+    };
+    let stands = async || -> Result<String> {
+        let job = "select concat_ws(' ', l.status, j.state, j.token, j.attempts, j.due_at, j.error, j.settled_at) \
+                   from hapax.job j join hapax.ledger l using (key)";
+        Ok(database.query_one(job, &[]).await?.get(0))
+    };
+    let held = stands().await?;
+    assert!(held.contains(&mine) && held.starts_with("open pending"), "{held}");
+    let says_nothing = async |stands_at: &str| -> Result<()> {
+        for (letter, careful) in
+            ["d", "f", "x", "b", "r"].map(|letter| [(letter, false), (letter, true)]).concat()
+        {
+            assert!(!finish(&stale, letter, careful).await?, "{letter}");
+            assert_eq!(stands().await?, stands_at, "{letter}");
+        }
+        Ok(())
+    };
+    says_nothing(&held).await?;
+    assert!(finish(&mine, "d", false).await?);
+    let done = stands().await?;
+    assert!(done.starts_with("done done"), "{done}");
+    says_nothing(&done).await
+}
+
+/// A result that cannot be told yet is held on to, lease after lease.
+#[tokio::test]
+async fn what_takes_longer_than_its_lease_is_held_on_to() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::start().await?);
+    receiver.hold();
+    let short = ["work.lease = \"3s\"", "target.orders.timeout = \"2900ms\""];
+    let one = gateway(&scene, &receiver, &short).await?;
+    deliver(one.listen()?, "plain", &event("evt_1", "")).await?;
+    receiver.until(1).await?;
+    let (database, other) = (scene.database().await?, scene.database().await?);
+    other.batch_execute("begin; select from hapax.ledger where event_id = 'evt_1' for update").await?;
+    let _two = gateway(&scene, &receiver, &short).await?;
+    receiver.go_on();
+    until(&database, "select from hapax.job where received_at < clock_timestamp() - interval '8 seconds'")
+        .await?;
+    let held = "select from hapax.job where attempts = 1 and token is not null";
+    assert_eq!((receiver.log().len(), database.query(held, &[]).await?.len()), (1, 1));
+    other.batch_execute("rollback").await?;
+    until(&database, "select from hapax.job where state = 'done' and attempts = 1").await?;
+    assert_eq!(receiver.log().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_nobody_takes_is_told_by_how_long_it_waits() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::start().await?);
+    let (database, locker) = (scene.database().await?, scene.database().await?);
+    // Without a share no delivery begins.
+    locker.batch_execute("begin; lock table hapax.share in access exclusive mode").await?;
+    let gateway = gateway(&scene, &receiver, &[]).await?;
+    for id in ["evt_1", "evt_2", "evt_3"] {
+        deliver(gateway.listen()?, "plain", &event(id, "")).await?;
+    }
+    database.batch_execute("update hapax.job set due_at = clock_timestamp() - interval '10 minutes'").await?;
+    let queue = "queue=\"target:orders\"";
+    until_metric(&gateway, "hapax_queue_lag_seconds", queue, |lag| lag >= 600).await?;
+    until_metric(&gateway, "hapax_jobs_waiting", queue, |waiting| waiting == 3).await?;
+    locker.batch_execute("rollback").await?;
+    receiver.until(3).await?;
+    until_metric(&gateway, "hapax_queue_lag_seconds", queue, |lag| lag == 0).await?;
+    until_metric(&gateway, "hapax_jobs_waiting", queue, |waiting| waiting == 0).await
+}

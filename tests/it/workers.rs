@@ -5,16 +5,20 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use hapax::effect::Effects;
 use rustix::process::Signal;
 
 use super::harness::gateway::Gateway;
+use super::harness::library::Library;
 use super::harness::load::{burst, metric, until_metric};
+use super::harness::play::Numbers;
 use super::harness::proxy::{Mode, Proxy};
 use super::harness::receiver::Receiver;
 use super::harness::scene::{Scene, deliver, event};
 use super::harness::stores::postgres;
 use super::harness::wait::eventually;
 use super::outbox::{LONG, gateway, until_status};
+use super::parking::assert_scattered;
 
 /// Jobs by event id: state, attempts, whether somebody holds it.
 async fn jobs(scene: &Scene) -> Result<Vec<(String, String, i32, bool)>> {
@@ -275,4 +279,53 @@ async fn jobs_that_ran_out_of_attempts_hide_no_others() -> Result<()> {
     let states: Vec<String> = jobs(&scene).await?.into_iter().map(|(_, state, ..)| state).collect();
     assert_eq!(states, ["dead", "dead", "pending"]);
     Ok(())
+}
+
+/// A result that the loop of a target has not taken up when it fails: what was delivered is told, and not sent again.
+#[tokio::test]
+async fn what_was_delivered_is_told_although_its_loop_failed() -> Result<()> {
+    let (scene, receiver) = (Scene::new().await?, Receiver::start().await?);
+    receiver.hold();
+    let mut keys = receiver.target("orders");
+    keys.push("source.plain.targets = [\"orders\"]".to_owned());
+    keys.push("work.lease = \"1h\"".to_owned());
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let gateway = Library::start(&scene.settings(&keys, ""), &Effects::default()).await?;
+    assert_eq!(deliver(gateway.listen(), "plain", &event("evt_1", "")).await?.status, 200);
+    receiver.until(1).await?;
+    // The loop asks for its share, and waits.
+    let (database, locker) = (scene.database().await?, scene.database().await?);
+    locker.batch_execute("begin; lock table hapax.share in access exclusive mode").await?;
+    let waits = async || {
+        let waits = "select from pg_locks where not granted and relation = 'hapax.share'::regclass";
+        database.query_opt(waits, &[]).await.ok()?.map(drop)
+    };
+    eventually(LONG, waits).await?;
+    receiver.go_on();
+    let ended = async || {
+        let metrics = Numbers(gateway.ask("/metrics").await.ok()?.1);
+        (metrics.sum("hapax_delivery_seconds_count", &[]) == 1).then_some(())
+    };
+    eventually(LONG, ended).await?;
+    assert_eq!(gateway.tasks().fail("target:orders"), 1);
+    until_status(&scene, "evt_1", "done").await?;
+    locker.batch_execute("rollback").await?;
+    assert_eq!(jobs(&scene).await?, [job("evt_1", "done", 1)]);
+    assert_eq!(receiver.log().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn events_that_a_target_failed_wait_for_different_times() -> Result<()> {
+    let scene = Scene::new().await?;
+    let receiver = Receiver::answering(|_, _| (500, Duration::ZERO)).await?;
+    let more = [
+        "target.orders.retry_base = \"1h\"",
+        "target.orders.retry_max = \"1h\"",
+        "target.orders.breaker_failures = 1000",
+    ];
+    let gateway = gateway(&scene, &[("orders", &receiver)], &more).await?;
+    let bodies = (0..40).map(|at| event(&format!("evt_{at}"), "")).collect();
+    burst(gateway.listen()?, "plain", bodies).await?;
+    assert_scattered(&scene.database().await?, 1).await
 }

@@ -217,10 +217,11 @@ async fn ending_a_marker_ends_nobodys_lease() -> Result<()> {
     Ok(())
 }
 
-/// Fails twice, since the second try comes within a second; from then on it works, and says when its statement began.
+/// Fails twice, since the second try comes within a second, each time after it has written; from then on it works. What it
+/// writes says when its statement began.
 const THIRD: &str = "create or replace function fx.apply(e hapax.event) returns void language plpgsql as $$ begin \
-                     if e.attempt < 3 then raise exception 'not yet'; end if; \
-                     insert into fx.effect (source, event_id, at) values (e.source, e.event_id, statement_timestamp()); end $$";
+                     insert into fx.effect (source, event_id, at) values (e.source, e.event_id, statement_timestamp()); \
+                     if e.attempt < 3 then raise exception 'not yet'; end if; end $$";
 /// Fails once; from then on it works as soon as advisory lock 7 is free.
 const WAITS: &str = "create or replace function fx.apply(e hapax.event) returns void language plpgsql as $$ begin \
                      if e.attempt = 1 then raise exception 'first'; end if; perform pg_advisory_xact_lock_shared(7); \

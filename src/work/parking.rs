@@ -48,25 +48,22 @@ impl Parking {
             }
             let (now, lease) = (Instant::now(), self.shared.lease());
             let count = if self.source.load().parked.is_batched() { BATCH } else { 1 };
-            let (tasks, more) =
-                match self.shared.jobs.take(&self.queue, count, lease, place.begin(now), None).await {
-                    Ok(taken) => {
-                        failures = 0;
-                        let full = taken.tasks.len() >= count;
-                        let more = place.found(taken.first_due, full, taken.now, Instant::now());
-                        self.shared.buried(&self.queue, &taken.buried, None);
-                        (taken.tasks, more)
+            let taken = match self.shared.jobs.take(&self.queue, count, lease, place.begin(now), None).await {
+                Ok(taken) => taken,
+                Err(error) => {
+                    failures += 1;
+                    if failures.is_power_of_two() {
+                        let cause = error.cause;
+                        warn!(queue = &*self.queue, cause, failures, "parked events cannot be taken");
                     }
-                    Err(error) => {
-                        failures += 1;
-                        if failures.is_power_of_two() {
-                            let cause = error.cause;
-                            warn!(queue = &*self.queue, cause, failures, "parked events cannot be taken");
-                        }
-                        sleep(OWN_TROUBLE).await;
-                        continue;
-                    }
-                };
+                    sleep(OWN_TROUBLE).await;
+                    continue;
+                }
+            };
+            failures = 0;
+            let tasks = taken.tasks;
+            let more = place.found(taken.first_due, tasks.len() >= count, taken.now, Instant::now());
+            self.shared.buried(&self.queue, &taken.buried, None);
             // Others may have come meanwhile.
             rung = more || !tasks.is_empty();
             for task in &tasks {

@@ -29,7 +29,7 @@ impl Bouncer {
     }
 
     /// With these lines at the end of its settings.
-    async fn start_with(url: &str, more: &str) -> Result<Self> {
+    async fn start_with(url: &str, lines: &str) -> Result<Self> {
         let (_, rest) = url.split_once("://").context("a URL")?;
         let (login, place) = rest.split_once('@').context("a user")?;
         let (user, password) = login.split_once(':').context("a password")?;
@@ -47,7 +47,7 @@ impl Bouncer {
             &settings,
             format!(
                 "[databases]\n* = host={host} port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
-                 auth_type = plain\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n{more}",
+                 auth_type = plain\nauth_file = {}\npool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n{lines}",
                 address.port(),
                 users.display(),
             ),

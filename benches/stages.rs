@@ -1,7 +1,8 @@
-//! What each stage of the path costs by itself: verification per preset, identification, a batch in Postgres, a claim
-//! in Redis. The stores are private ones.
+//! What each stage of the path costs by itself: verification and identification of every preset that there is a request for, a
+//! batch in Postgres, a claim in Redis. The stores are private ones.
 
 use std::hint::black_box;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,12 +27,21 @@ use hapax::tasks::Tasks;
 use hapax::verify::verify;
 use http::{Method, Request};
 use jiff::Timestamp;
+use serde_json::Value;
 
-/// Of the form that these presets take.
-const SECRET: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
-/// One of each form: labelled list, prefixed body, three parts, base64, form, token.
-const PRESETS: [&str; 6] = ["stripe", "github", "standard-webhooks", "shopify", "slack", "gitlab-token"];
+/// Of the forms that presets take: with a prefix, as hexadecimal digits, in parts.
+const SECRETS: [&str; 3] = [
+    "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
+    "00ff00ff00ff00ff00ff00ff00ff00ff",
+    "name:pass:word",
+];
+/// Requests of those who sign with a private key that only they have.
+const VECTORS: [&str; 2] =
+    [include_str!("../tests/data/vectors.json"), include_str!("../tests/data/more_vectors.json")];
+/// For each of the pure stages; there are hundreds.
+const SHORT: (Duration, Duration, usize) = (Duration::from_millis(200), Duration::from_millis(600), 20);
 const PATH: &str = "/in/bench";
+const PUBLIC_URL: &str = "https://hooks.example.com";
 const DATABASE: &str = "stages";
 const WAIT: Duration = Duration::from_secs(5);
 const EFFECT: &str = "
@@ -47,76 +57,114 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            use std::io::Write as _;
             writeln!(std::io::stderr(), "stages: {error:#}").ok();
             ExitCode::FAILURE
         }
     }
 }
 
-/// Verification and identification of some presets' own samples, and of a larger body.
+/// Verification and identification of each preset's own sample or of a published request, and of larger bodies.
 fn pure_stages(criterion: &mut Criterion) -> Result<()> {
-    for preset in PRESETS {
-        let scheme = Scheme::preset(preset).context("a preset that is not there")?;
-        let Some(sample) = scheme.sample(&fresh_id(), Timestamp::now()) else { continue };
-        let source = Arc::new(source(preset)?);
-        both(criterion, preset, &source, sample.into())?;
+    let vectors: Vec<Value> =
+        VECTORS.iter().map(|text| serde_json::from_str(text)).collect::<Result<_, _>>()?;
+    let vectors: Vec<&Value> =
+        vectors.iter().filter_map(|file| file["vectors"].as_array()).flatten().collect();
+    let mut without = Vec::new();
+    for preset in Scheme::preset_names() {
+        let of_it = || vectors.iter().filter(|vector| vector["scheme"] == **preset);
+        match Signed::sample(preset).or_else(|| of_it().find_map(|vector| Signed::published(vector))) {
+            Some(request) => both(criterion, preset, &request),
+            None => without.push(*preset),
+        }
     }
-    let source = Arc::new(source("stripe")?);
+    let source = Arc::new(source("stripe", SECRETS[0]).context("stripe")?);
     for kib in [1, 16, 256] {
         let body = format!(
             r#"{{"id":"{}","type":"t","data":[{}0]}}"#,
             fresh_id(),
             r#"{"k":"v","n":123},"#.repeat(kib * 57)
         );
-        both(criterion, &format!("stripe {kib} KiB"), &source, body.into())?;
+        let request = Signed::new(&source, body.into()).context("a body that cannot be signed")?;
+        both(criterion, &format!("stripe {kib} KiB"), &request);
     }
-    Ok(())
+    let without = without.join(", ");
+    Ok(writeln!(std::io::stdout(), "no request to verify: {without}")?)
 }
 
-fn both(criterion: &mut Criterion, name: &str, source: &Arc<Source>, body: Bytes) -> Result<()> {
-    let request = Signed::new(source, body)?;
-    let now = Timestamp::now();
-    verify(request.received(), now).map_err(|code| anyhow::anyhow!("{name}: {}", code.as_str()))?;
+fn both(criterion: &mut Criterion, name: &str, request: &Signed) {
+    let (warm_up, time, samples) = SHORT;
     let mut group = criterion.benchmark_group("verify");
+    group.warm_up_time(warm_up).measurement_time(time).sample_size(samples);
     group.throughput(Throughput::Bytes(request.body.len() as u64));
     group.bench_function(name, |bencher| {
         let received = || request.received();
-        bencher.iter_batched(received, |received| black_box(verify(received, now)), BatchSize::SmallInput);
+        bencher.iter_batched(
+            received,
+            |received| black_box(verify(received, request.now)),
+            BatchSize::SmallInput,
+        );
     });
     group.finish();
     let mut group = criterion.benchmark_group("identify");
+    group.warm_up_time(warm_up).measurement_time(time).sample_size(samples);
     group.bench_function(name, |bencher| {
-        let verified = || verify(request.received(), now);
+        let verified = || verify(request.received(), request.now);
         let identify = |verified| black_box(Result::map(verified, identify));
         bencher.iter_batched(verified, identify, BatchSize::SmallInput);
     });
     group.finish();
-    Ok(())
 }
 
-fn source(preset: &str) -> Result<Source> {
-    let scheme = Scheme::preset(preset).context("no such preset")?;
-    let key = scheme.key(SECRET).map_err(anyhow::Error::msg)?;
-    Ok(Source::new("bench", scheme, vec![key]))
+fn source(preset: &str, secret: &str) -> Option<Source> {
+    let scheme = Scheme::preset(preset)?;
+    let key = scheme.key(secret).ok()?;
+    let mut source = Source::new("bench", scheme, vec![key]);
+    source.public_url = Some(PUBLIC_URL.to_owned());
+    Some(source)
 }
 
-/// A request that can be made again and again.
+/// A request that can be made again and again, and that its source's keys have signed.
 struct Signed {
     source: Arc<Source>,
     head: http::request::Parts,
     body: Bytes,
+    /// The time to verify it at.
+    now: Timestamp,
 }
 
 impl Signed {
-    fn new(source: &Arc<Source>, body: Bytes) -> Result<Self> {
-        let key = source.keys.first().context("a source without a key")?;
-        let (now, public_url) = (Timestamp::now(), None);
+    /// The preset's own sample, if it can be signed here.
+    fn sample(preset: &str) -> Option<Self> {
+        let source = Arc::new(SECRETS.iter().find_map(|secret| source(preset, secret))?);
+        let sample = source.scheme.sample(&fresh_id(), Timestamp::now())?;
+        Self::new(&source, sample.into())
+    }
+
+    fn new(source: &Arc<Source>, body: Bytes) -> Option<Self> {
+        let (now, public_url) = (Timestamp::now(), source.public_url.as_deref());
         let draft = Draft { method: &Method::POST, public_url, path: PATH, body: &body, id: None, now };
-        let signed = sign(&source.scheme, key, &draft).map_err(anyhow::Error::msg)?;
-        let mut head = Request::post(PATH).body(())?.into_parts().0;
+        let signed = sign(&source.scheme, source.keys.first()?, &draft).ok()?;
+        let mut head = Request::post(PATH).body(()).ok()?.into_parts().0;
         head.headers.extend(signed.headers);
-        Ok(Self { source: Arc::clone(source), head, body })
+        Self { source: Arc::clone(source), head, body, now }.if_verified()
+    }
+
+    /// A request with the key that it was signed for.
+    fn published(vector: &Value) -> Option<Self> {
+        let key = vector["public_key"].as_str().or(vector["secret"].as_str())?;
+        let source = Arc::new(source(vector["scheme"].as_str()?, key)?);
+        let mut request = Request::post(PATH);
+        for (name, value) in vector["headers"].as_object()? {
+            request = request.header(name, value.as_str()?);
+        }
+        let (head, ()) = request.body(()).ok()?.into_parts();
+        let body = Bytes::from(vector["body"].as_str()?.to_owned());
+        let now = Timestamp::from_second(vector["now"].as_i64()?).ok()?;
+        Self { source, head, body, now }.if_verified()
+    }
+
+    fn if_verified(self) -> Option<Self> {
+        verify(self.received(), self.now).is_ok().then_some(self)
     }
 
     fn received(&self) -> Received {
@@ -160,6 +208,7 @@ fn store_stages(criterion: &mut Criterion) -> Result<()> {
 
 fn settings(stores: &Stores) -> Result<Config> {
     let (postgres, redis) = (stores.postgres.url(DATABASE), stores.redis.url());
+    let [secret, ..] = SECRETS;
     let text = format!(
         r#"
 [postgres]
@@ -170,7 +219,7 @@ prefix = "stages:"
 timeout = "1s"
 [source.bench]
 provider = "stripe"
-secrets = ["{SECRET}"]
+secrets = ["{secret}"]
 effect = "fx.apply"
 effect_parallel = true
 "#
@@ -248,7 +297,7 @@ impl Gateway {
 /// An event as the path makes it.
 fn event(source: &Arc<Source>) -> Result<Event> {
     let sample = source.scheme.sample(&fresh_id(), Timestamp::now()).context("no sample")?;
-    let request = Signed::new(source, sample.into())?;
+    let request = Signed::new(source, sample.into()).context("the sample cannot be signed")?;
     let identified = verify(request.received(), Timestamp::now()).and_then(identify);
     let (_source, content) = identified
         .map(Identified::into_parts)

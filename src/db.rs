@@ -40,6 +40,7 @@ pub const MIGRATIONS: &[(i32, &str, &str)] = &[
     (7, "replay", include_str!("../sql/migrations/0007_replay.sql")),
     (8, "parked_locks", include_str!("../sql/migrations/0008_parked_locks.sql")),
     (9, "session", include_str!("../sql/migrations/0009_session.sql")),
+    (10, "retain_hold", include_str!("../sql/migrations/0010_retain_hold.sql")),
 ];
 
 /// What an error from Postgres means for the work that met it.
@@ -103,12 +104,19 @@ fn is_local(error: &tokio_postgres::Error) -> bool {
     source.is_some_and(|source| !source.is::<std::io::Error>())
 }
 
+/// Said of a prepared statement that is there already, or is not.
+const NAMES: [SqlState; 2] = [SqlState::DUPLICATE_PSTATEMENT, SqlState::INVALID_SQL_STATEMENT_NAME];
+
 /// What an error says, for logs: the server's message, or the driver's with its cause; of TLS also what to do.
 #[must_use]
 pub fn describe(error: &tokio_postgres::Error) -> String {
     use std::error::Error as _;
     let told = "sslrootcert=FILE in postgres.url";
     match (error.as_db_error(), error.source()) {
+        // Our statements have names that are unique within a session; on another's they are not.
+        (Some(db), _) if NAMES.contains(db.code()) => {
+            format!("{} (SQLSTATE {}): {POOLER}", db.message(), db.code().code())
+        }
         (Some(db), _) => format!("{} (SQLSTATE {})", db.message(), db.code().code()),
         (None, Some(source)) => {
             match tls::explain(error, told, "sslcert=FILE and sslkey=FILE in postgres.url") {

@@ -61,6 +61,9 @@ async fn check_stores(config: &Config) -> Result<(), Exit> {
 
 async fn check_postgres(config: &Config) -> Result<(), Exit> {
     let client = connect(&config.postgres).await?;
+    // Sessions that record begin otherwise than this one, which a proxy may not let them.
+    let recording = db::pool(&config.postgres)?.get().await;
+    drop(recording.map_err(|error| Exit::unavailable(format!("Postgres: {}", db::describe_pool(&error))))?);
     let limit = config.postgres.connect_timeout;
     let looked = tokio::time::timeout(limit, db::check_schema(&client, &serve::needs(config))).await;
     let looked =
@@ -88,7 +91,7 @@ async fn tell_orphans(config: &Config, client: &Client) -> Result<(), Exit> {
     for queue in rows.iter().map(|row| row.get::<_, &str>("queue")).filter(|queue| !known.contains(*queue)) {
         say(format!(
             "postgres: events wait in queue {queue}, and no target or effect of these settings takes them: add it again, or \
-             give them up with `hapax events discard`"
+             give them up with `hapax events discard --status open`, its source or --target, and --dry-run first"
         ))?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use http::StatusCode;
 use serde_json::Value;
 
 use crate::harness::load::{LIMIT, burst};
-use crate::harness::play::is_ready;
+use crate::harness::play::{hapax, is_ready};
 use crate::harness::receiver::Receiver;
 use crate::harness::scene::{PATIENT, Scene, deliver, event};
 use crate::harness::stores::{self, private_postgres};
@@ -82,6 +82,12 @@ async fn without_the_setting_it_is_said_what_to_do() -> Result<()> {
         let direct = scene.stores.postgres_url.clone();
         let bouncer = Bouncer::start_with(&direct, more).await?;
         scene.stores.postgres_url = postgres.url_at(bouncer.address, &scene.stores.database);
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), scene.settings(&[], ""))?;
+        let path = file.path().to_str().context("a path")?;
+        let checked = hapax(&["check", "--online", "--config", path]).await?;
+        let told = String::from_utf8_lossy(&checked.stderr);
+        assert!(!checked.status.success() && told.contains(ADVICE), "{more}: {told}");
         let gateway = scene.gateway(&[]).await?;
         let answer = deliver(gateway.listen()?, "stripe", &event("evt_1", "")).await?;
         assert_eq!(answer.status, 503, "{more}");

@@ -514,6 +514,26 @@ async fn one_cleans_at_a_time() -> Result<()> {
     Ok(())
 }
 
+/// One that asks and does not get the place has its lock for a moment.
+#[tokio::test]
+async fn who_cleans_keeps_the_place_whoever_asks_for_it() -> Result<()> {
+    let attic = Attic::new().await?;
+    let mine =
+        "select held from hapax.retain_hold('00000000-0000-4000-8000-000000000001', interval '1 minute')";
+    assert!(attic.database.query_one(mine, &[]).await?.get::<_, bool>(0));
+    let other = attic.scene.database().await?;
+    other.batch_execute("begin").await?;
+    other.query_one("select pg_advisory_xact_lock(hashtextextended('hapax retention', 0))", &[]).await?;
+    let owner = attic.scene.database().await?;
+    let asked = tokio::spawn(async move { owner.query_one(mine, &[]).await });
+    let waits = "select count(*) from pg_locks where locktype = 'advisory' and not granted";
+    let does = async || (attic.database.query_one(waits, &[]).await.ok()?.get::<_, i64>(0) > 0).then_some(());
+    eventually(LIMIT, does).await.context("it does not wait")?;
+    other.batch_execute("rollback").await?;
+    assert!(asked.await??.get::<_, bool>(0));
+    Ok(())
+}
+
 /// What somebody is working on is neither waited for nor deleted.
 #[tokio::test]
 async fn a_locked_row_is_left_to_the_next_pass() -> Result<()> {

@@ -212,16 +212,18 @@ fn pool_of(
     builder.timeouts(timeouts).post_create(gate)
 }
 
-/// What a statement finds that is a transaction by itself. A backend whose gateway is gone looks at its socket once a second,
-/// so that an effect that will not end ends with it.
+/// What a statement finds that is a transaction by itself. A backend whose gateway is gone looks at its socket once a second
+/// while an effect is at work, so that one that will not end ends with it. One that got a batch without its end waits for that in
+/// an open transaction, which no time-out ends: keepalive finds within 20 s that nobody is there any more.
 fn session_options(statement_timeout: Duration) -> String {
     format!(
-        "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off \
-         -c client_connection_check_interval=1s -c statement_timeout={}ms",
+        "{ISOLATION} -c client_connection_check_interval=1s -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 \
+         -c tcp_keepalives_count=2 -c statement_timeout={}ms",
         statement_timeout.as_millis()
     )
 }
 
+const ISOLATION: &str = "-c default_transaction_isolation=read\\ committed";
 /// In milliseconds. A proxy may have kept to itself how the session was to begin.
 const STATEMENT_TIMEOUT: &str =
     "select (extract(epoch from current_setting('statement_timeout')::interval) * 1000)::bigint";
@@ -258,7 +260,7 @@ pub async fn connect(settings: &config::Postgres) -> anyhow::Result<Session> {
     let mut servers = Servers::parse(settings)?;
     if !settings.transaction_pooler {
         // A proxy that refuses this would refuse those that record.
-        servers = servers.beginning_with("-c default_transaction_read_only=off");
+        servers = servers.beginning_with(ISOLATION);
     }
     let connected = servers.connect().await;
     let (client, connection) = connected.map_err(|error| anyhow::anyhow!(not_connected(&error)))?;

@@ -162,7 +162,7 @@ fn deep_json_is_no_danger() {
 }
 
 #[test]
-fn what_is_wrong_here_is_our_fault() {
+fn what_no_request_can_be_made_of_is_the_events_fault() {
     let message = Message { headers: "no json".to_owned(), ..message("{}") };
     let failed = maker(Payload::Envelope, &[]).make(&message, now()).unwrap_err();
     assert_eq!((failed.fault, failed.word), (Fault::Event, "ours"));
